@@ -168,9 +168,14 @@ async def read_all(uri: str, noted: Acknowledged, *, all_listed: bool) -> Counte
             found["denied"] += read[: len(entries)] != entries
             found["read"] += len(read)
         if all_listed:
+            # A takeover finds the end of the last ledger; a reader knows only the LAC that was stated.
+            await (await client.open_log("log")).close()
             records = [bytes(record.data) async for record in client.read_log("log")]
             left = iter(records)
-            found["denied"] += not all(record in left for record in noted.records)
+            lost = [record for record in noted.records if record not in left]
+            if lost:
+                print(f"the log lacks {lost[:3]!r} of {len(noted.records)} records", flush=True)
+            found["denied"] += bool(lost)
     return found
 
 

@@ -533,8 +533,9 @@ class CrashRecovery:
                 is_last = False
                 ask = partial(self._named_by, sealed)
                 continue
-            # A lone tail may be in the page cache only, after the process was killed as it wrote it. If an
-            # earlier segment holds the tail as well, that copy may be the acknowledged one: it is not cut.
+            # A lone tail may be in the page cache only: the process before may have failed to sync it, and a
+            # further sync would report success (rule 2). If an earlier segment holds the tail as well, that
+            # copy may be the acknowledged one: it is not cut.
             may_be_cut = not is_lone
             named = await ask() if ask is not None else None  # by the next newer segment
             known = None

@@ -26,6 +26,7 @@ from bookie_aio.storage.disk.disk import RealDisk
 from bookie_aio.storage.engine import StorageConfig
 from bookie_aio.wire.messages import Done, Info, ListLedgers, ListLedgersAnswer
 from client_aio.bookies.connection import BookieConnection, connect
+from client_aio.cli.completion import complete_bookies
 from client_aio.cli.input import ask
 from client_aio.cli.options import Invocation, command, usage_error
 from client_aio.cli.output import Output
@@ -368,7 +369,13 @@ async def list_(invocation: Invocation) -> None:
 async def info(
     invocation: Invocation,
     bookie: Annotated[
-        str, typer.Argument(metavar="BOOKIE", help="A bookie's id, or HOST:PORT.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="BOOKIE",
+            help="A bookie's id, or HOST:PORT.",
+            show_default=False,
+            autocompletion=complete_bookies,
+        ),
     ],
 ) -> None:
     """Show a running bookie's figures: queue, group sizes, fsync latency, segments, disk."""

@@ -12,6 +12,7 @@ from typing import Annotated, Any, TypedDict
 import typer
 
 import client_aio
+from client_aio.cli.completion import complete_bookies, complete_ledgers, complete_ledgers_and_names
 from client_aio.cli.exit_codes import Exit
 from client_aio.cli.input import ask, delete_each, read_batches, size_of
 from client_aio.cli.options import Invocation, PasswordFile, Placement, PlacementOption, command, password_of
@@ -30,17 +31,23 @@ from client_aio.core.log_chain import owner_of
 from metadata.access.bookies import available_bookies
 from metadata.backends.uri import open_store
 from metadata.ids import KEY_COOKIES
-from metadata.model.ledger import DIGEST_CRC, DIGEST_HMAC
+from metadata.model.ledger import DIGEST_CRC, DIGEST_HMAC, LedgerMetadata
 
 app = typer.Typer(no_args_is_help=True, help="Write, read and look after ledgers.")
 
 LedgerId = Annotated[
-    int, typer.Argument(min=0, metavar="LEDGER", help="The ledger's id.", show_default=False)
+    int,
+    typer.Argument(
+        min=0, metavar="LEDGER", help="The ledger's id.", show_default=False, autocompletion=complete_ledgers
+    ),
 ]
 NameOrId = Annotated[
     str,
     typer.Argument(
-        metavar="LEDGER", help="The ledger's id; an unbounded one's name or id.", show_default=False
+        metavar="LEDGER",
+        help="The ledger's id; an unbounded one's name or id.",
+        show_default=False,
+        autocompletion=complete_ledgers_and_names,
     ),
 ]
 Ensemble = Annotated[int, typer.Option("--ensemble", "-e", min=1, help="Bookies per fragment (E).")]
@@ -62,17 +69,16 @@ Newline = Annotated[
     bool,
     typer.Option("--newline/--no-newline", help="End each entry with a newline."),
 ]
-NewlineOfLedger = Annotated[
+NewlineAsWritten = Annotated[
     bool | None,
     typer.Option(
         "--newline/--no-newline",
-        help="End each entry with a newline; default: if `ledger write` cut the input into lines.",
+        help="End each entry with a newline; default: if the input was cut into lines when it was written.",
         show_default=False,
     ),
 ]
 
-_CUT_KEY = "bookie-aio.cut"
-_CUT_INTO_LINES = b"lines"
+CUT_INTO_LINES = {"bookie-aio.cut": b"lines"}
 """Custom metadata of a ledger whose entries are lines without their newlines: `cat` adds the newlines."""
 
 
@@ -94,6 +100,11 @@ class Quorums(TypedDict):
 def name_or_id(text: str) -> str | int:
     """Return the id in a text, or the name: no name begins with a digit."""
     return int(text) if text.isdecimal() else text
+
+
+def is_cut_into_lines(metadata: LedgerMetadata) -> bool:
+    """Return whether `ledger write` or `log append` cut the ledger's input into lines."""
+    return metadata.custom.items() >= CUT_INTO_LINES.items()
 
 
 def protection(digest: str | None, password_file: Path | None) -> Protection:
@@ -254,7 +265,7 @@ async def write(
     output = invocation.output
     custom_metadata = custom_of(custom)
     if chunk_bytes is None and not keep_newline:
-        custom_metadata[_CUT_KEY] = _CUT_INTO_LINES
+        custom_metadata |= CUT_INTO_LINES
     async with (
         client_aio.connect(invocation.metadata_uri, placement=placement.policy) as client,
         client.create_ledger(
@@ -311,7 +322,7 @@ async def cat(
     last: Annotated[
         int | None, typer.Option("--to", min=-1, help="The last entry; default: the LAC.")
     ] = None,
-    newline: NewlineOfLedger = None,
+    newline: NewlineAsWritten = None,
     password_file: PasswordFile = None,
 ) -> None:
     """Write a ledger's entries to standard output.
@@ -326,7 +337,7 @@ async def cat(
         client.open_ledger(name_or_id(ledger_id), password=password_of(password_file)) as reader,
     ):
         if newline is None:
-            newline = reader.metadata.custom.get(_CUT_KEY) == _CUT_INTO_LINES
+            newline = is_cut_into_lines(reader.metadata)
         first = reader.metadata.first_entry if first is None else first
         # Raises where too few bookies answer: a lower LAC would make the output silently short.
         stop = max(await reader.read_last_add_confirmed(), first - 1) if last is None else last
@@ -528,7 +539,10 @@ async def repair(
     replace: Annotated[
         str,
         typer.Option(
-            metavar="BOOKIE", help="The bookie that is lost, or that lost data.", show_default=False
+            metavar="BOOKIE",
+            help="The bookie that is lost, or that lost data.",
+            show_default=False,
+            autocompletion=complete_bookies,
         ),
     ],
     by: Annotated[
@@ -537,6 +551,7 @@ async def repair(
             "--with",
             metavar="BOOKIE",
             help="The bookie to copy to; default: one that is chosen. The same again: repair it in place.",
+            autocompletion=complete_bookies,
         ),
     ] = None,
     recover_after_s: Annotated[
@@ -555,8 +570,7 @@ async def repair(
     Safe beside a live writer, which is neither fenced nor disturbed. Of a ledger that is not closed, the last
     fragment is left alone, unless --recover-after is given. May be interrupted, and run again. Copying needs
     no password, unless the new bookie has entries of former terms in their place. Taking over a ledger that
-    has a password needs it. A bookie that is in no fragment needs no repair, but one that the cluster has
-    never heard of is an error.
+    has a password needs it. A bookie that is in no fragment needs no repair; an unknown one is an error.
 
     Entries that no bookie returns are named, and the others are copied; the exit code is then 5.
     """
@@ -607,7 +621,12 @@ async def delete(
     invocation: Invocation,
     ledger_ids: Annotated[
         list[str],
-        typer.Argument(metavar="LEDGER...", help="Ids, or names of unbounded ones.", show_default=False),
+        typer.Argument(
+            metavar="LEDGER...",
+            help="Ids, or names of unbounded ones.",
+            show_default=False,
+            autocompletion=complete_ledgers_and_names,
+        ),
     ],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask, on a terminal.")] = False,
     force: Annotated[

@@ -2,21 +2,26 @@
 
 import enum
 import sys
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing, suppress
 from typing import Annotated, Any
 
 import typer
 
 import client_aio
+from client_aio.cli.completion import complete_logs
 from client_aio.cli.exit_codes import Exit
 from client_aio.cli.input import ask, delete_each, read_batches, size_of
 from client_aio.cli.ledger import (
+    CUT_INTO_LINES,
     AckQuorum,
     Custom,
     Digest,
     Ensemble,
     Newline,
+    NewlineAsWritten,
     WriteQuorum,
+    is_cut_into_lines,
     protection,
     put_bytes,
     quorums,
@@ -29,7 +34,10 @@ from metadata.model.log import Position
 
 app = typer.Typer(no_args_is_help=True, help="Write, read and look after logs, which are chains of ledgers.")
 
-LogName = Annotated[str, typer.Argument(metavar="LOG", help="The log's name.", show_default=False)]
+LogName = Annotated[
+    str,
+    typer.Argument(metavar="LOG", help="The log's name.", show_default=False, autocompletion=complete_logs),
+]
 From = Annotated[
     str | None,
     typer.Option("--from", metavar="POSITION", help="LEDGER:ENTRY, or end; default: the beginning."),
@@ -81,8 +89,9 @@ async def append(
 ) -> None:
     """Append FILE to a log line by line, and print the last position. TAKES THE LOG OVER.
 
-    Whoever writes to the log now is shut out, and gets an error. The log is created where there is none. If
-    this is interrupted, what was written stays in the log.
+    Whoever writes to the log now is shut out, and gets an error. The log is created where there is none.
+    `log cat` ends records that were lines with a newline again. If this is interrupted, what was written
+    stays in the log.
     """
     size, output, count = size_of(source), invocation.output, 0
     async with (
@@ -93,6 +102,7 @@ async def append(
             **quorums(ensemble, write_quorum, ack_quorum),
             **protection(digest, password_file),
             custom_metadata=custom_of(custom),
+            ledger_metadata=CUT_INTO_LINES if chunk_bytes is None and not keep_newline else {},
         ) as log,
     ):
         with output.progress() as progress:
@@ -128,11 +138,14 @@ async def cat(
     invocation: Invocation,
     name: LogName,
     start: From = None,
-    newline: Newline = False,
+    newline: NewlineAsWritten = None,
     on_gap: OnGapOption = Gaps.RAISE,
     password_file: PasswordFile = None,
 ) -> int:
-    """Write a log's records to standard output, exactly as they are.
+    """Write a log's records to standard output.
+
+    Prints what `log append` read: records that were lines end with a newline again. Prints other records
+    exactly as they are, one after another.
 
     Reads up to the last record confirmed, also of a log that is being written. Never fences.
     """
@@ -140,7 +153,18 @@ async def cat(
         source = client.read_log_batches(
             name, start, on_gap=on_gap.choice, password=password_of(password_file)
         )
-        return await _print_batches(invocation, source, newline)
+        ends_lines: dict[int, bool] = {}
+
+        async def is_line(batch: client_aio.LogBatch) -> bool:
+            if newline is not None:
+                return newline
+            if batch.ledger_id not in ends_lines:
+                ends_lines.clear()  # The records of a ledger come together.
+                metadata = await client.ledger_metadata(batch.ledger_id)
+                ends_lines[batch.ledger_id] = is_cut_into_lines(metadata)
+            return ends_lines[batch.ledger_id]
+
+        return await _print_batches(invocation, source, is_line)
 
 
 @command(app, "tail")
@@ -172,7 +196,11 @@ async def tail(
         source = client.read_log_batches(
             name, where, follow=follow, wait=wait, on_gap=on_gap.choice, password=password
         )
-        return await _print_batches(invocation, source, newline)
+
+        async def is_line(_: client_aio.LogBatch) -> bool:
+            return newline
+
+        return await _print_batches(invocation, source, is_line)
 
 
 async def _last_records(
@@ -194,8 +222,14 @@ async def _last_records(
     return None
 
 
-async def _print_batches(invocation: Invocation, source: Any, newline: bool) -> int:
-    """Print records, and note gaps on standard error; return DAMAGED where there was a gap."""
+async def _print_batches(
+    invocation: Invocation, source: Any, is_line: Callable[[client_aio.LogBatch], Awaitable[bool]]
+) -> int:
+    """Print records, and note gaps on standard error; return DAMAGED where there was a gap.
+
+    Args:
+        is_line: tells whether the records of a batch are to end with a newline.
+    """
     ended = Exit.OK
     async with aclosing(source) as batches:
         if not invocation.output.is_table:
@@ -218,7 +252,7 @@ async def _print_batches(invocation: Invocation, source: Any, newline: bool) -> 
                 )
                 ended = Exit.DAMAGED
                 continue
-            if newline:
+            if await is_line(batch):
                 put_bytes(b"".join(piece for record in slices(batch) for piece in (record, b"\n")))
             else:
                 put_bytes(batch.buffer)
@@ -302,7 +336,9 @@ async def truncate(
 @command(app, "delete")
 async def delete(
     invocation: Invocation,
-    names: Annotated[list[str], typer.Argument(metavar="LOG...", show_default=False)],
+    names: Annotated[
+        list[str], typer.Argument(metavar="LOG...", show_default=False, autocompletion=complete_logs)
+    ],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask, on a terminal.")] = False,
     password_file: PasswordFile = None,
 ) -> int:

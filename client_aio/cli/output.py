@@ -175,7 +175,11 @@ class Output:
         console = Console(highlight=False, markup=False, emoji=False)
         if not console.is_terminal:
             console.width = max(200, console.width)  # wide, so that no row is folded in a pipe
-        console.print(table)
+        with console.capture() as capture:
+            console.print(table)
+        # Written here: the console would end the process by itself where the reader has gone away.
+        sys.stdout.write(capture.get())
+        sys.stdout.flush()
 
     def _write(self, text: str) -> None:
         sys.stdout.write(escape(text, keep="\n") + "\n")

@@ -294,7 +294,7 @@ class AddWindow(Generic[Token]):
         if epoch != self._epochs[seat]:
             return []
         batch.acks |= 1 << seat
-        return self._advance()
+        return self.advance()
 
     def fail(self, seat: int, epoch: int) -> bool:
         """Note that a seat's bookie failed; returns False if that was known, or the epoch is a former one."""
@@ -325,7 +325,7 @@ class AddWindow(Generic[Token]):
                 break
             for batch in group.batches:
                 batch.forced |= batch.acks & bit
-        return self._advance()
+        return self.advance()
 
     def begin_change(self) -> int:
         """Freeze LAC and LAFR, and capture the first entry of the new fragment, and the length below it.
@@ -363,6 +363,14 @@ class AddWindow(Generic[Token]):
             for batch in group.batches:
                 owing |= batch.mask & ~batch.acks
         return owing
+
+    @property
+    def copies_owed(self) -> int:
+        """Return how many copies of retained batches are missing. Zero while frozen: a change waits for the
+        metadata store alone."""
+        return sum(
+            (batch.mask & ~batch.acks).bit_count() for group in self._retained for batch in group.batches
+        )
 
     @property
     def awaits_copies(self) -> bool:
@@ -415,10 +423,6 @@ class AddWindow(Generic[Token]):
                 batch.acks &= ~seats
                 batch.forced &= ~seats
 
-    def advance(self) -> list[AddGroup[Token]]:
-        """Return the groups that have become acknowledged."""
-        return self._advance()
-
     def abort(self) -> Outstanding[Token]:
         """Drop everything outstanding, and return it: what lies behind the LAC, in entry order."""
         dropped = Outstanding(tuple(self._groups), self._payloads, self._tokens)
@@ -428,7 +432,8 @@ class AddWindow(Generic[Token]):
         self.bytes_held = 0
         return dropped
 
-    def _advance(self) -> list[AddGroup[Token]]:
+    def advance(self) -> list[AddGroup[Token]]:
+        """Return the groups that have become acknowledged."""
         done: list[AddGroup[Token]] = []
         groups, ack_quorum = self._groups, self.ack_quorum
         if self._frozen:

@@ -11,6 +11,8 @@ things are no silence of the peer:
 The third is seen at a timer that fires late. The time by which it is late counts for no deadline. The look at
 which this is noticed judges nothing: the answers that wait are read first.
 
+`Patience` keeps the same rule for deadlines of work that many bookies do together.
+
 Owns the decisions. Does not own the clock, the timer nor the connection. All times are of the caller's clock.
 """
 
@@ -43,6 +45,44 @@ class Verdict(enum.Enum):
 def shifted(at: float, blocked_s: float, now: float) -> float:
     """Return a time moved forward by the time since then for which our own loop did not run."""
     return at + min(blocked_s, now - at)
+
+
+class Patience:
+    """The deadline of something that should make progress, and is looked at again and again.
+
+    Without a look for the whole timeout nobody has waited, and the time begins again.
+    """
+
+    __slots__ = ("_asked_at", "_counted_at", "_is_late", "_progress", "_since", "_timeout_s")
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._since = self._asked_at = self._counted_at = float("-inf")
+        self._is_late = False
+        self._progress: object = None
+
+    def woke(self, now: float, due_at: float) -> None:
+        """Note the end of a wait between two looks, which should have ended at `due_at` at the latest.
+
+        Our own loop did not run since then. Several callers may wait for the same time.
+        """
+        late_s = now - max(due_at, self._counted_at)
+        if late_s >= LATE_S:
+            self._since += late_s
+            self._asked_at += late_s
+            self._counted_at, self._is_late = now, True
+
+    def is_over(self, now: float, progress: object) -> bool:
+        """Return whether there has been no progress for the whole timeout.
+
+        Args:
+            progress: another value than at the last look is progress.
+        """
+        if progress != self._progress or now > self._asked_at + self._timeout_s:
+            self._since, self._progress = now, progress
+        self._asked_at = now
+        is_late, self._is_late = self._is_late, False
+        return now > self._since + self._timeout_s and not is_late
 
 
 class Liveness:

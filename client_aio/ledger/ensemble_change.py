@@ -26,12 +26,14 @@ from client_aio.core.ensemble_change import (
     Wait,
     Write,
 )
+from client_aio.core.liveness import Patience
 from client_aio.core.quorum import indexes_of
 from metadata.errors import (
     BookKeeperError,
     InvalidTransitionError,
     MetadataError,
     MetadataUnavailableError,
+    NoSuchLedgerError,
     NotEnoughBookiesError,
     WriterAbortedError,
 )
@@ -49,6 +51,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Token = TypeVar("Token")
+
+_LOOK_S = 2.0
+"""How long a fenced owner waits for the metadata store: the store only decides which error it is."""
 
 
 class ChangesOwner(Protocol):
@@ -121,6 +126,7 @@ class EnsembleChangeTask(Generic[Token]):
         self._rolls: list[asyncio.Future[None]] = []
         self._later_rolls: list[asyncio.Future[None]] = []  # requested when a roll had begun
         self._task: OwnedTask | None = None
+        self._look: OwnedTask | None = None  # at the metadata of an owner that is fenced
         self._repeats = Repeats()
 
     @property
@@ -161,8 +167,35 @@ class EnsembleChangeTask(Generic[Token]):
         if self._task is not None:
             await self._task.wait()
 
+    def fenced(self, error: BookKeeperError) -> None:
+        """Fail the owner, whose term a bookie refuses, with the cause that the metadata show.
+
+        A deletion fences at a bookie before it deletes there. The owner must not hear of another client that
+        took over a ledger which is gone.
+        """
+        if self._look is None:
+            name = f"look at ledger {self._replicator.window.ledger_id}"
+            self._look = OwnedTask(lambda: self._fail_fenced(error), name)
+
+    async def _fail_fenced(self, error: BookKeeperError) -> None:
+        ledger_id = self._replicator.window.ledger_id
+        try:
+            async with asyncio.timeout(_LOOK_S):
+                await self._context.ledgers.read(ledger_id, sync=True)
+        except NoSuchLedgerError:
+            error = NoSuchLedgerError(f"ledger {ledger_id} has been deleted", ledger_id=ledger_id)
+        except (BookKeeperError, TimeoutError) as unknown:
+            logger.warning("ledger=%d why it is fenced is not known: %s", ledger_id, unknown)
+        except Exception:
+            # A bug of ours must not leave callers waiting for a task that has ended.
+            logger.exception("ledger=%d why it is fenced is not known", ledger_id)
+        if self._owner._needs_bookies():  # Else the compare-and-set that closes the ledger decides.
+            self._owner._fail(error)
+
     def stop(self) -> None:
         """Stop at once. The outcome of a change under way stays unknown."""
+        if self._look is not None and not self._look.is_current:
+            self._look.cancel()
         if self._task is not None and not self._task.is_current:
             self._task.cancel()
             self._end_all_rolls()  # A task that is cancelled before it first runs does not end them.
@@ -170,8 +203,9 @@ class EnsembleChangeTask(Generic[Token]):
     async def cancel(self) -> None:
         """Stop, and wait until the task has ended."""
         self.stop()
-        if self._task is not None:
-            await self._task.wait()
+        for task in (self._look, self._task):
+            if task is not None:
+                await task.wait()
 
     async def _run(self) -> None:
         has_ended = True
@@ -378,7 +412,8 @@ class EnsembleChangeTask(Generic[Token]):
     async def _wait(self, is_frozen: bool) -> None:
         if is_frozen:
             self._check_patience("no other bookie came up, and stayed, in time")
-        retry_s = self._context.config.replacement_retry_s
+        retry_s, loop = self._context.config.replacement_retry_s, asyncio.get_running_loop()
+        due_at = loop.time() + retry_s
         waits = [
             asyncio.ensure_future(self._context.pool.directory.wait_for_change(retry_s)),
             asyncio.ensure_future(self._is_finishing.wait()),
@@ -389,6 +424,7 @@ class EnsembleChangeTask(Generic[Token]):
             for wait in waits:
                 wait.cancel()
             await asyncio.gather(*waits, return_exceptions=True)
+        self._patience.woke(loop.time(), due_at)
 
     async def _copy(self) -> None:
         while self._replicator.window.awaits_copies and self._owner._needs_bookies():
@@ -401,19 +437,3 @@ class EnsembleChangeTask(Generic[Token]):
             f"ledger {window.ledger_id} has lost {self._replicator.describe_failed()}: {why}",
             ledger_id=window.ledger_id,
         )
-
-
-class Patience:
-    """The timeout of a stuck window. Bookies that come, refuse adds and come again do not restart it."""
-
-    def __init__(self, timeout_s: float) -> None:
-        self._timeout_s = timeout_s
-        self._since = self._asked_at = float("-inf")
-        self._lac: int | None = None
-
-    def is_over(self, now: float, lac: int) -> bool:
-        """Return whether the window has been stuck at this LAC (or LAFR) for the whole timeout."""
-        if lac != self._lac or now > self._asked_at + self._timeout_s:
-            self._since, self._lac = now, lac
-        self._asked_at = now
-        return now > self._since + self._timeout_s

@@ -41,9 +41,9 @@ from bookie_aio.wire.messages import (
 from client_aio.bookies.connection import BookieConnection, Outcome, error_of
 from client_aio.core.add_window import AddWindow
 from client_aio.core.ensemble_change import EnsembleChangeMachine
-from client_aio.core.liveness import LATE_S
+from client_aio.core.liveness import Patience
 from client_aio.core.quorum import indexes_of
-from client_aio.ledger.ensemble_change import ChangesOwner, EnsembleChangeTask, Patience
+from client_aio.ledger.ensemble_change import ChangesOwner, EnsembleChangeTask
 from client_aio.ledger.futures import fenced_by_term
 from metadata.errors import (
     BookieUnavailableError,
@@ -96,7 +96,8 @@ class Replicator(Generic[Token]):
         on_reported: called with the groups that the window has just reported, in order. The list may be
             empty: the groups that the window retains may have changed.
         on_seat_failed: called once for each seat whose bookie has newly failed.
-        on_fenced: called when a bookie refuses the term, or holds an entry under a later content term.
+        on_fenced: called once, when a bookie refuses the term, or holds an entry under a later content term.
+            From then on nothing is sent, and no answer counts.
         on_reseated: called when new occupants of seats, or the same bookies again, have been sent the batches
             that they owe.
     """
@@ -130,6 +131,7 @@ class Replicator(Generic[Token]):
         self.flush_is_due = False
         self._gathering: asyncio.TimerHandle | None = None
         self._is_stopped = False
+        self._is_fenced = False
 
     @property
     def bookies(self) -> tuple[str, ...]:
@@ -266,7 +268,8 @@ class Replicator(Generic[Token]):
 
         def answered(outcome: Outcome, body: memoryview) -> None:
             if isinstance(outcome, Done):
-                self._on_reported(self.window.forced(index, epoch, last_entry))
+                if not self._is_fenced:
+                    self._on_reported(self.window.forced(index, epoch, last_entry))
             else:
                 self._refused(index, epoch, seat, outcome)
             done.set_result(None)
@@ -288,7 +291,7 @@ class Replicator(Generic[Token]):
         change that follows a failure.
         """
         for index, seat in enumerate(self._seats):
-            if seat.connection is None:
+            if seat.connection is None or self._is_fenced:
                 continue
             epoch, error = self.window.epoch(index), seat.connection.error
             if error is not None:
@@ -337,6 +340,8 @@ class Replicator(Generic[Token]):
         self._transmit(self.window.flush())
 
     def _transmit(self, sends: list[Send]) -> None:
+        if self._is_fenced:
+            return
         seats, answered, timeout_s = self._seats, self._answered, self._config.add_timeout_s
         for send in sends:
             index, epoch, batch = send
@@ -363,6 +368,8 @@ class Replicator(Generic[Token]):
 
     def _answered(self, send: Send, seat: _Seat, outcome: Outcome, body: memoryview) -> None:
         seat.bytes_owed -= len(send.batch.block)
+        if self._is_fenced:
+            return
         if isinstance(outcome, Done):
             groups = self.window.acknowledged(send)
             if groups or self.window.retains:
@@ -373,14 +380,15 @@ class Replicator(Generic[Token]):
         self._refused(send.seat, send.epoch, seat, outcome)
 
     def _refused(self, index: int, epoch: int, seat: _Seat, outcome: Outcome) -> None:
-        if self._is_stopped:
+        if self._is_stopped or self._is_fenced:
             return
         if isinstance(outcome, Failure):
             error = error_of(outcome, bookie_id=seat.bookie_id, ledger_id=self.window.ledger_id)
             if outcome.status in _WITHDRAWALS:
                 if epoch == self.window.epoch(index):
-                    is_fenced = isinstance(error, LedgerFencedError)
-                    self._on_fenced(fenced_by_term(self.window.ledger_id, error) if is_fenced else error)
+                    self._is_fenced = True
+                    is_by_term = isinstance(error, LedgerFencedError)
+                    self._on_fenced(fenced_by_term(self.window.ledger_id, error) if is_by_term else error)
                 return
         else:
             assert isinstance(outcome, BookKeeperError)
@@ -467,7 +475,7 @@ class Replication(Generic[Token]):
             config=context.config,
             on_reported=owner._on_reported,
             on_seat_failed=self._on_seat_failed,
-            on_fenced=owner._fail,
+            on_fenced=lambda error: self.changes.fenced(error),
             on_reseated=owner._on_reseated,
         )
         machine = EnsembleChangeMachine.of(self.window, metadata, context.config.ensemble_changes_max)
@@ -486,6 +494,10 @@ class Replication(Generic[Token]):
 class CopiesWatch:
     """The timeout of acknowledged entries that wait for their last copies (guaranteed write quorum, rule 11).
 
+    Every copy that comes is progress: the LAFR itself does not move during an ensemble change. A bookie that
+    comes and goes makes progress only when fewer copies are missing than ever before. Where no copy is
+    missing, an ensemble change waits for the metadata store, which has timeouts of its own.
+
     Without guaranteed write quorum the window releases what is acknowledged. `StallWatch` ends a wait for
     that.
     """
@@ -494,6 +506,7 @@ class CopiesWatch:
         self._replicator = replicator
         self._timeout_s = timeout_s
         self._patience = Patience(timeout_s)
+        self._lafr, self._fewest_owed = NO_ENTRY, 0
 
     async def wait(self, room: asyncio.Event) -> None:
         """Wait until the window may hold fewer bytes; may return early.
@@ -502,26 +515,34 @@ class CopiesWatch:
             room: set when the window holds so few bytes that more may be added.
 
         Raises:
-            NotEnoughBookiesError: the LAFR has not moved for the timeout. Nothing has failed by that.
+            NotEnoughBookiesError: no missing copy has come for the timeout. Nothing has failed by that.
         """
-        window, now = self._replicator.window, asyncio.get_running_loop().time()
+        window, loop = self._replicator.window, asyncio.get_running_loop()
         room.clear()
         if not window.is_guaranteed:
             await room.wait()
             return
-        if window.lac == window.last_add_pushed and self._patience.is_over(now, window.lafr):
+        owed = window.copies_owed
+        if window.lafr != self._lafr or owed < self._fewest_owed:
+            self._lafr, self._fewest_owed = window.lafr, owed
+        is_waiting = owed and window.lac == window.last_add_pushed
+        if is_waiting and self._patience.is_over(loop.time(), (self._lafr, self._fewest_owed)):
             error = NotEnoughBookiesError(
                 f"entries {window.lafr + 1} to {window.lac} of ledger {window.ledger_id} are acknowledged, "
-                f"but for {self._timeout_s:g} s have lacked copies at {self._replicator.describe_owing()}. "
+                f"but for {self._timeout_s:g} s no copy has come of those that "
+                f"{self._replicator.describe_owing()} should have. "
                 "Bring it back, add a bookie in its place, or close(at_ack_quorum=True)",
                 ledger_id=window.ledger_id,
                 entry_id=window.lafr + 1,
             )
             error.outcome = ErrorOutcome.NOT_DONE  # The entries are acknowledged: only the call has failed.
             raise error
+        step_s = self._timeout_s / 4
+        due_at = loop.time() + step_s
         with suppress(TimeoutError):
-            async with asyncio.timeout(self._timeout_s / 4):
+            async with asyncio.timeout_at(due_at):
                 await room.wait()
+        self._patience.woke(loop.time(), due_at)
 
 
 class StallWatch:
@@ -538,8 +559,8 @@ class StallWatch:
         self._on_stalled = on_stalled
         self._timeout_s = timeout_s
         self._loop = asyncio.get_running_loop()
-        self._reported, self._since = NO_ENTRY, self._loop.time()
-        self._look_later()
+        self._patience = Patience(timeout_s)
+        self._look()
 
     def stop(self) -> None:
         """Stop watching."""
@@ -547,17 +568,17 @@ class StallWatch:
 
     def _look_later(self) -> None:
         self._due_at = self._loop.time() + self._timeout_s / 4
-        self._timer = self._loop.call_at(self._due_at, self._look)
+        self._timer = self._loop.call_at(self._due_at, self._look_again)
+
+    def _look_again(self) -> None:
+        self._patience.woke(self._loop.time(), self._due_at)
+        self._look()
 
     def _look(self) -> None:
         window, now = self._window, self._loop.time()
-        late_s = now - self._due_at
-        if late_s >= LATE_S:
-            self._since += late_s  # Our own loop did not run: acknowledgements may wait to be read.
         reported = window.last_entry_reported
-        if reported == window.last_add_pushed or reported != self._reported:
-            self._reported, self._since = reported, now
-        elif now - self._since >= self._timeout_s:
+        is_idle = reported == window.last_add_pushed
+        if self._patience.is_over(now, None if is_idle else reported) and not is_idle:
             self._on_stalled(
                 OperationTimeoutError(
                     f"entry {reported + 1} of ledger {window.ledger_id} was not acknowledged by "

@@ -343,8 +343,8 @@ class LedgerWriter(ClosesOnExit):
 
         Raises:
             BookKeeperError: the writer's first failure.
-            NotEnoughBookiesError: with guaranteed write quorum, a bookie has lacked acknowledged entries for
-                `add_quorum_timeout_s`. The message names it. The writer goes on.
+            NotEnoughBookiesError: with guaranteed write quorum, a bookie lacks acknowledged entries, and no
+                copy has come for `add_quorum_timeout_s`. The message names it. The writer goes on.
         """
         while self._failure is None and self.bytes_in_flight > self._config.max_in_flight_bytes:
             self._context.check_loop()
@@ -396,8 +396,9 @@ class LedgerWriter(ClosesOnExit):
         Raises:
             BookKeeperError: the first failure of an add; the ledger then stays OPEN for recovery.
             LedgerFencedError: another client took the ledger over.
-            NotEnoughBookiesError: with guaranteed write quorum, a bookie has lacked acknowledged entries for
-                `add_quorum_timeout_s`. The message names it. The ledger is OPEN, and may be closed again.
+            NotEnoughBookiesError: with guaranteed write quorum, a bookie lacks acknowledged entries, and no
+                copy has come for `add_quorum_timeout_s`. The message names it. The ledger is OPEN, and may be
+                closed again.
         """
         return await self._close(self._close_metadata, at_ack_quorum=at_ack_quorum)
 

@@ -5,6 +5,7 @@ The other modules of this package do the work.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Literal, overload
 
 from client_aio.config import check_flags, check_seconds
@@ -58,6 +59,7 @@ class LogOperations(ContextOwner):
         digest: str = "crc32c",
         password: bytes = b"",
         custom_metadata: Mapping[str, bytes] | None = None,
+        ledger_metadata: Mapping[str, bytes] | None = None,
         guaranteed_write_quorum: bool = False,
     ) -> AwaitableContext[LogWriter]:
         """Open a log for writing. **Takes it over**: its present writer is fenced.
@@ -79,6 +81,7 @@ class LogOperations(ContextOwner):
             ensemble_size: of the log's ledgers, as are the settings that follow; see `create_ledger`.
             password: of all ledgers of the log.
             custom_metadata: kept with the log, at most 64 KiB; keys that are not given stay as they are.
+            ledger_metadata: kept with each ledger that this writer makes, at most 64 KiB.
 
         Raises:
             InvalidArgumentError: at the call: an argument is not legal.
@@ -102,11 +105,9 @@ class LogOperations(ContextOwner):
         )
         limits = RollLimits(bytes=roll_bytes, entries=roll_entries, age_s=roll_age_s)
         check_timeout(append_timeout_s)
-        return AwaitableContext(
-            lambda: open_log(
-                self._context, lists, settings, limits, create=create, append_timeout_s=append_timeout_s
-            )
-        )
+        tags = check_custom(ledger_metadata or {})
+        start = partial(open_log, self._context, lists, settings, limits, create=create)
+        return AwaitableContext(partial(start, append_timeout_s=append_timeout_s, ledger_metadata=tags))
 
     async def create_log(
         self,

@@ -34,7 +34,7 @@ from metadata.errors import (
 from metadata.model.log import Position
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Mapping
 
     from client_aio.context import ClientContext
     from client_aio.core.log_chain import RollLimits
@@ -64,13 +64,15 @@ async def open_log(
     *,
     create: bool,
     append_timeout_s: float | None,
+    ledger_metadata: Mapping[str, bytes] | None = None,
 ) -> LogWriter:
     """Take a log over, and open it for writing; see `Client.open_log`.
 
     Args:
         settings: of the log's ledgers; their custom metadata becomes the log's.
+        ledger_metadata: custom metadata of each ledger that the writer makes.
     """
-    log = LogWriter(context, lists, settings, limits, append_timeout_s)
+    log = LogWriter(context, lists, settings, limits, append_timeout_s, ledger_metadata)
     while True:
         try:
             if create:
@@ -101,11 +103,14 @@ class LogWriter(ClosesOnExit):
         settings: LedgerSettings,
         limits: RollLimits,
         append_timeout_s: float | None = APPEND_TIMEOUT_S,
+        ledger_metadata: Mapping[str, bytes] | None = None,
     ) -> None:
         self._context = context
         self._lists = lists
         custom = settings.custom_metadata or {}
-        self._settings = replace(settings, custom_metadata={TAG: lists.name.encode()})
+        self._settings = replace(
+            settings, custom_metadata={**(ledger_metadata or {}), TAG: lists.name.encode()}
+        )
         self._limits = limits
         self._loop = asyncio.get_running_loop()
         self._healer = Healer(context, lists, self._settings, custom, self, append_timeout_s)

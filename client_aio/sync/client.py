@@ -25,7 +25,7 @@ class LedgerReader(Handle):
     """Reads a ledger; see `client_aio.LedgerReader`."""
 
     def __init__(self, background: LoopThread, reader: client_aio.LedgerReader) -> None:
-        super().__init__(background)
+        super().__init__(background, reader)
         self._reader = reader
 
     @property

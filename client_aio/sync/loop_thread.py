@@ -267,8 +267,12 @@ class _Call(Generic[T]):
 class Handle:
     """The base of client, writers and reader: runs their calls on the loop."""
 
-    def __init__(self, background: LoopThread) -> None:
+    def __init__(self, background: LoopThread, handle: object) -> None:
         self._background = background
+        self._handle = handle
+
+    def __repr__(self) -> str:
+        return f"<blocking {repr(self._handle).removeprefix('<')}"
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         try:
@@ -310,7 +314,7 @@ class ClientHandle(Handle):
     """What the client and the parts that it is made of have in common: one asynchronous client."""
 
     def __init__(self, background: LoopThread, client: client_aio.Client) -> None:
-        super().__init__(background)
+        super().__init__(background, client)
         self._client = client
 
 

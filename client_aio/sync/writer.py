@@ -62,7 +62,7 @@ class WriterHandle(Handle, Generic[R]):
         writer: AnyWriter,
         add: Callable[[bytes, int | None], asyncio.Future[R]],
     ) -> None:
-        super().__init__(background)
+        super().__init__(background, writer)
         self._any_writer = writer
         self._inbox: SubmitQueue[R] = SubmitQueue(background, writer, add)
 

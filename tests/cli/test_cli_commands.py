@@ -9,7 +9,10 @@ import os
 import pty
 import random
 import signal
+import subprocess
+import sys
 import termios
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,9 +21,6 @@ import client_aio
 from tests.support.cli import TIMEOUT_S, Cli
 
 if TYPE_CHECKING:
-    import subprocess
-    from pathlib import Path
-
     from tests.support.cli import RunningCluster
 
 LINES = b"".join(b"line %d\n" % number for number in range(1000))
@@ -252,6 +252,44 @@ def test_version_and_help() -> None:
 def test_shell_completion_is_offered() -> None:
     script = Cli().run("--show-completion", "bash").decode()
     assert "complete" in script
+
+
+def complete(cli: Cli, line: str) -> list[str]:
+    """Return what the shell is offered behind a line."""
+    words = line.split(" ")
+    shell = {
+        "_BOOKIE_AIO_COMPLETE": "complete_bash",
+        "COMP_WORDS": line,
+        "COMP_CWORD": str(len(words) - 1),
+    }
+    script = Path(sys.executable).with_name("bookie-aio")  # the shell completes it by this name
+    done = subprocess.run(
+        [script], env=cli.environment() | shell, capture_output=True, timeout=TIMEOUT_S, check=True
+    )
+    assert done.stderr == b""
+    return done.stdout.decode().split()
+
+
+def test_the_shell_completes_ids_and_names(cli: Cli) -> None:
+    ledger = _write(cli, LINES)
+    cli.run("log", "create", "completed")
+    cli.run("ledger", "create", "--unbounded", "completed.too")
+    assert complete(cli, "bookie-aio log cat compl") == ["completed"]
+    assert "completed" in complete(cli, "bookie-aio log delete ")
+    assert "completed" not in complete(cli, "bookie-aio log delete completed ")
+    assert ledger in complete(cli, "bookie-aio ledger cat ")
+    assert ledger in complete(cli, f"bookie-aio ledger repair {ledger[0]}")
+    assert complete(cli, "bookie-aio ledger show completed") == ["completed.too"]
+    assert complete(cli, "bookie-aio bookie info b") == ["b1", "b2", "b3"]
+    assert complete(cli, f"bookie-aio ledger repair {ledger} --replace b2") == ["b2"]
+    assert complete(cli, f"bookie-aio ledger repair {ledger} --with b3") == ["b3"]
+    assert "list" in complete(cli, "bookie-aio bookie l")
+
+
+def test_the_shell_completes_nothing_where_no_store_answers(tmp_path: Path) -> None:
+    assert complete(Cli(), "bookie-aio log cat ") == []
+    assert complete(Cli(f"sqlite://{tmp_path}/none.db"), "bookie-aio log cat ") == []
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_formatting_gives_a_directory_an_identity(cli: Cli, tmp_path: Path) -> None:

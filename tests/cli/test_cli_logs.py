@@ -24,8 +24,8 @@ def test_lines_from_a_pipe_are_appended_and_come_back(cli: Cli) -> None:
     first = cli.run("log", "append", "pipe", "--custom", "app=demo", stdin=LINES).decode().strip()
     second = cli.run("log", "append", "pipe", "-", stdin=b"one more").decode().strip()
     assert Position.parse(second) > Position.parse(first)
-    assert cli.run("log", "cat", "pipe", "--newline") == LINES + b"one more\n"
-    assert cli.run("log", "cat", "pipe", "--from", first) == b"line 999one more"
+    assert cli.run("log", "cat", "pipe") == LINES + b"one more\n"
+    assert cli.run("log", "cat", "pipe", "--no-newline", "--from", first) == b"line 999one more"
     assert cli.run("log", "tail", "pipe", "-n", "2") == b"line 999\none more\n"
     assert cli.run("log", "tail", "pipe", "-n", "0") == b""
     rows = [
@@ -39,6 +39,15 @@ def test_lines_from_a_pipe_are_appended_and_come_back(cli: Cli) -> None:
     text = cli.run("log", "show", "pipe").decode()
     assert "2 ledgers" in text
     assert "CLOSED" in text
+
+
+def test_each_record_is_printed_as_it_was_cut(cli: Cli) -> None:
+    """The ledger says how: one log may have records that were lines, and others that were not."""
+    cli.run("log", "append", "mixed", stdin=b"a line\nanother\n")
+    cli.run("log", "append", "mixed", "--chunk-bytes", "3", stdin=b"pieces\n")
+    cli.run("log", "append", "mixed", "--keep-newline", stdin=b"kept\n")
+    assert cli.run("log", "cat", "mixed") == b"a line\nanother\npieces\nkept\n"
+    assert cli.run("log", "cat", "mixed", "--newline") == b"a line\nanother\npie\nces\n\n\nkept\n\n"
 
 
 def test_a_log_is_rolled_truncated_and_deleted(cli: Cli) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -76,6 +77,16 @@ def test_closed_streams_of_a_bookie_leave_its_files_alone(cli: Cli, tmp_path: Pa
     assert code == 1
     assert "closed" in error.splitlines()[-1]
     assert json.loads(run_with(cli, "<&-", "bookie", "list", *store, "-o", "json")[1])[0]["state"] == "down"
+
+
+@pytest.mark.parametrize("form", ["table", "json", "jsonl"])
+def test_a_reader_that_goes_away_ends_a_command_as_it_ends_a_filter(cli: Cli, form: str) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    process = cli.start("bookie", "list", "-o", form, stdout=writing)
+    os.close(writing)
+    _, error = process.communicate(timeout=TIMEOUT_S)
+    assert (process.returncode, error) == (141, b"")
 
 
 def test_output_in_ascii_is_complete(cli: Cli) -> None:

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 import client_aio
-from bookie_aio.wire.messages import Delete, Status
+from bookie_aio.wire.messages import Delete, ReadLac, Status
 from client_aio import LedgerState
 from client_aio.ledger import create
-from metadata.errors import MetadataUnavailableError
+from metadata.errors import MetadataUnavailableError, Outcome
+from metadata.ids import NO_ENTRY, TERM_FINAL
 from tests.support.cluster import Cluster
 from tests.support.rawclient import RawClient
 
@@ -136,6 +137,49 @@ async def test_the_writer_of_a_ledger_that_is_really_gone_hears_of_it(cluster: C
         with pytest.raises(client_aio.NoSuchLedgerError):
             await ledger.add_entry(b"1")
         assert client.quarantined_bookies == []  # they have done nothing wrong
+
+
+async def fence(cluster: Cluster, ledger_id: int, *bookie_ids: str) -> None:
+    for bookie_id in bookie_ids:
+        async with await RawClient.connect(cluster[bookie_id].addresses[0]) as raw:
+            assert (await raw.call(ReadLac(ledger_id, TERM_FINAL, NO_ENTRY, 0))).status is Status.OK
+
+
+@pytest.mark.parametrize("tombstoned", [(), ("b1", "b3")])
+async def test_the_writer_hears_that_its_ledger_is_gone_though_bookies_are_only_fenced_yet(
+    cluster: Cluster, tombstoned: tuple[str, ...]
+) -> None:
+    async with client_aio.connect(cluster.uri) as client:
+        ledger = await client.create_ledger(ack_quorum=3)
+        await ledger.add_entry(b"0")
+        await client._context.ledgers.delete(ledger.ledger_id, None)
+        await fence(cluster, ledger.ledger_id, "b1", "b2", "b3")
+        for bookie_id in tombstoned:
+            await bury(cluster, bookie_id, ledger.ledger_id)
+        adds = [ledger.add_entry(b"1"), ledger.add_entry(b"2")]
+        for add in adds:
+            with pytest.raises(client_aio.NoSuchLedgerError, match=r"deleted|no ledger") as raised:
+                await add
+            assert raised.value.outcome is Outcome.UNKNOWN
+
+
+async def test_a_writer_whose_ledger_is_there_hears_that_it_is_fenced(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with client_aio.connect(cluster.uri) as client:
+        for is_away in (False, True):
+            ledger = await client.create_ledger()
+            await ledger.add_entry(b"0")
+            await fence(cluster, ledger.ledger_id, "b1", "b2", "b3")
+            if is_away:
+
+                async def away(ledger_id: int, *, sync: bool = False) -> object:
+                    raise MetadataUnavailableError("away")
+
+                monkeypatch.setattr(client._context.ledgers, "read", away)
+            with pytest.raises(client_aio.LedgerFencedError):
+                await ledger.add_entry(b"1")
+            assert ledger.is_closed
 
 
 async def test_a_bookie_that_has_buried_a_ledger_gives_its_seat_to_another(tmp_path: Path) -> None:

@@ -49,6 +49,8 @@ def write_and_read(uri: str) -> None:
     with client_aio.sync.connect(uri, max_in_flight_bytes=MIB) as client:
         with client.create_ledger(custom_metadata={"by": b"sync"}) as ledger:
             assert ledger.add_entry(b"zero") == 0
+            assert repr(ledger).startswith(f"<blocking LedgerWriter of ledger {ledger.ledger_id}: LAC 0")
+            assert repr(client) == "<blocking Client: open, 3 bookies>"
             futures = [ledger.add_entry_nowait(b"x" * 1000) for _ in range(5000)]  # five times the window
             ledger.flush()
             assert [future.result(timeout=0) for future in futures] == list(range(1, 5001))
@@ -58,6 +60,7 @@ def write_and_read(uri: str) -> None:
         assert client.list_ledgers() == [ledger.ledger_id]
         assert client.ledger_metadata(ledger.ledger_id).custom == {"by": b"sync"}
         with client.open_ledger(ledger.ledger_id) as reader:
+            assert repr(reader) == f"<blocking LedgerReader of ledger {ledger.ledger_id}: CLOSED, LAC 25000>"
             assert reader.is_closed
             data = [entry.data for entry in reader.read(0, reader.last_add_confirmed)]
             assert data[0] == b"zero"

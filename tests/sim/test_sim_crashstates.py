@@ -6,10 +6,22 @@ import multiprocessing
 
 import pytest
 
-from bookie_aio.storage.segment.format import CHECKPOINT, RESERVE
+from bookie_aio.storage.segment.format import CHECKPOINT, RESERVE, SEGMENT_SUFFIX, WITNESS
 from tests.sim.cluster.quiet import quiet
 from tests.sim.crash.chains import start_on_a_full_disk, sweep_chains
-from tests.sim.crash.states import HOME, Step, Sweep, by_chance, check_state, image_of, record, sweep
+from tests.sim.crash.states import (
+    HOME,
+    Step,
+    Sweep,
+    Work,
+    by_chance,
+    check_state,
+    image_of,
+    record,
+    record_from,
+    sweep,
+    with_names,
+)
 from tests.sim.mutants.__main__ import everything
 
 
@@ -33,18 +45,24 @@ def _check_power_cuts(step: Step, count: int) -> None:
 
 
 def test_a_copy_that_may_be_in_the_page_cache_only_is_no_reason_to_cut_the_other_one() -> None:
-    """A process is killed as it writes the tail elsewhere; the next one wants room, and has its power cut."""
+    """A start fails to sync the tail elsewhere; the next one wants room, and has its power cut.
+
+    The power was cut before these starts, too: after a kill, the witness proves every acknowledged group. And
+    the first file that is cut is synced before, so that a tail which nobody failed to sync is durable then.
+    """
     tried = 0
     with quiet():
-        for killed in record(1)[::5]:
-            if killed.call[0] != "write_and_sync":
-                continue
-            started = start_on_a_full_disk("started", image_of(killed.hardware), killed.facts)
-            for again in (each for each in started if each.call[0] == "write_and_sync"):
-                for cut_off in start_on_a_full_disk("again", image_of(again.hardware), again.facts):
-                    _check_power_cuts(cut_off, 4)
+        for at_work in record(1, restarts=0)[::3]:
+            started = start_on_a_full_disk("started", with_names(at_work, 0), at_work.facts)
+            for failing in (each for each in started if each.call[0] == "write_and_sync"):
+                left = image_of(failing.hardware)
+                for name, inode in left.directories[HOME].entries.items():
+                    if name.endswith(SEGMENT_SUFFIX) and inode.dirty:
+                        inode.forget_dirty()
+                for cut_off in start_on_a_full_disk("again", left, failing.facts):
+                    _check_power_cuts(cut_off, 1)
                     tried += 1
-    assert tried > 50
+    assert tried > 100
 
 
 def test_a_start_makes_names_durable_before_it_goes_by_them() -> None:
@@ -61,6 +79,21 @@ def test_a_start_makes_names_durable_before_it_goes_by_them() -> None:
                 if cut_off.call[0] == "unlink":
                     _check_power_cuts(cut_off, 4)
                     tried += 1
+    assert tried > 50
+
+
+def test_two_crashes_each_between_a_checkpoint_and_its_claim_are_no_witness_of_the_past() -> None:
+    """A start claims the checkpoint that it found before it writes the next one."""
+    tried = 0
+    with quiet():
+        for at_work in record(0, restarts=0):
+            call = at_work.call
+            if call[0] != "write" or not call[1].endswith(WITNESS) or call[2] == 0:
+                continue  # it is no claim of a checkpoint
+            work = Work(turns=0, deletes_from=0, first_ledger=0)
+            for again in record_from("started", with_names(at_work, 0), at_work.facts, work, 0):
+                assert not check_state(again.facts, with_names(again, 0)), again.call
+                tried += 1
     assert tried > 50
 
 

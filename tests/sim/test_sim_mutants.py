@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import multiprocessing
+import re
 
 import pytest
 
 from tests.sim.campaign.shrinking import shrink
-from tests.sim.mutants.__main__ import everything, hunt
+from tests.sim.mutants.__main__ import ROOT, everything, hunt
 from tests.sim.profiles import draw_plan
 from tests.sim.simulation import run_plan
 
@@ -29,6 +30,18 @@ def test_every_planted_bug_still_fits_the_code() -> None:
     assert len(set(numbers)) == len(numbers), sorted(numbers)
     with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as pool:
         assert not [failed for failed in pool.map(_plants, numbers, chunksize=1) if failed]
+
+
+def test_every_test_that_is_to_catch_a_bug_is_there() -> None:
+    """A hunt that runs no test catches nothing."""
+    missing = []
+    for mutant in everything():
+        path, _, name = mutant.tests[0].partition("::") if mutant.tests else ("", "", "")
+        word = mutant.tests[2].split()[0] if "-k" in mutant.tests else name.rpartition("::")[2]
+        text = (ROOT / path).read_text() if path else ""
+        if path and not re.search(rf"(def|class) \w*{word}", text):
+            missing.append((mutant.number, mutant.tests))
+    assert not missing
 
 
 @pytest.mark.parametrize("number", QUICK)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.sim.cluster.quiet import quiet
@@ -10,10 +12,10 @@ from tests.sim.profiles import all_profiles, draw_plan
 from tests.sim.simulation import run_plan
 
 PACE = 1.0
-"""They are of a time before seeds drew one."""
+"""Most of them are of a time before seeds drew one."""
 
 
-def replay(profile: str, seed: int, *, pace: float = PACE) -> None:
+def replay(profile: str, seed: int, *, pace: float | None = PACE) -> None:
     """Run a seed; all invariants hold."""
     assert profile in all_profiles()
     result = run_plan(draw_plan(profile, seed, pace=pace))
@@ -167,3 +169,23 @@ def test_a_segment_with_a_damaged_header_is_not_taken_for_one_that_was_never_mad
 def test_what_a_repair_found_nowhere_is_read_from_the_former_bookie(profile: str, seed: int) -> None:
     """The former bookie was away, had the only copy, and was not asked any more: the entry was denied."""
     replay(profile, seed)
+
+
+@pytest.mark.parametrize("seed", [543, 1551])
+def test_a_close_does_not_fail_for_want_of_copies_that_have_come(seed: int) -> None:
+    """Only the metadata store was waited for, and the error named no bookie."""
+    plan = draw_plan("refusing-newcomers", seed)
+    result = run_plan(replace(plan, client_settings={}))  # They had the longer timeout then.
+    assert result.is_good, result.text
+
+
+@pytest.mark.parametrize(("profile", "seed"), [("own-blocking", 1542)])
+def test_a_bookie_that_has_not_started_is_rightly_left_out(profile: str, seed: int) -> None:
+    """Of the checker: a ledger began before every bookie served."""
+    replay(profile, seed, pace=None)
+
+
+@pytest.mark.parametrize(("profile", "seed"), [("forced-entries", 9532)])
+def test_a_closed_ledger_is_read_when_its_bookies_have_started(profile: str, seed: int) -> None:
+    """Of the checker: it gave up after two seconds, and a start takes longer after a power cut."""
+    replay(profile, seed, pace=None)

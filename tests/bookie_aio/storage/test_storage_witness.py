@@ -199,26 +199,6 @@ async def test_an_older_witness_beside_a_zeroed_tail_is_not_believed(tmp_path: P
     await still_unknown(await assert_unknown(path, 1, why="the witness was set back", count=3))
 
 
-async def test_a_checkpoint_whose_claim_a_crash_prevented_is_claimed_by_the_next_start(
-    tmp_path: Path,
-) -> None:
-    """Otherwise two crashes, each between a checkpoint and its claim, would look like an older witness."""
-    store = await Store.open(tmp_path / "b")
-    await store.settled()
-    await add_some(store, 1, 3)
-    for number in range(3):
-        claims = (store.path / form.WITNESS).read_bytes()[4096:]
-        await store.engine._checkpointer.write()
-        path = await store.crash_into(tmp_path / f"killed{number}")
-        await store.close()
-        with (path / form.WITNESS).open("r+b") as file:
-            file.seek(4096)
-            file.write(claims)
-        store = await Store.open(path)
-        assert not store.engine.notes
-    await store.close()
-
-
 async def test_an_older_checkpoint_is_noticed_by_a_group_alone(tmp_path: Path) -> None:
     """The witness is as old as the checkpoint, and so is the header of the segment."""
     store = await Store.open(tmp_path / "b")

@@ -11,6 +11,7 @@ from client_aio.core.liveness import (
     PING_AFTER_S,
     SILENT_AFTER_S,
     Liveness,
+    Patience,
     Verdict,
     shifted,
 )
@@ -164,3 +165,41 @@ def test_no_peer_is_gone_that_was_silent_for_less_than_the_timeout(steps: list[f
         if watched.is_gone:
             assert awake_s >= TIMEOUT_S
             return
+
+
+def test_patience_is_over_after_the_timeout_without_progress() -> None:
+    patience = Patience(8.0)
+    assert not any(patience.is_over(now, 5) for now in (0.0, 2.0, 4.0, 6.0, 8.0))
+    assert patience.is_over(8.1, 5)
+    assert not patience.is_over(8.2, 4)  # Progress.
+    assert not patience.is_over(16.1, 4)
+    assert patience.is_over(16.3, 4)
+
+
+def test_patience_begins_again_when_nobody_has_waited() -> None:
+    patience = Patience(8.0)
+    assert not patience.is_over(0.0, 5)
+    assert not patience.is_over(8.1, 5)
+    assert not patience.is_over(16.1, 5)
+    assert patience.is_over(16.2, 5)
+
+
+def test_patience_does_not_count_the_time_in_which_our_own_loop_stood_still() -> None:
+    """Two callers wait for the same look: the time is left out once."""
+    patience = Patience(8.0)
+    patience.is_over(0.0, 5)
+    for _ in range(2):
+        patience.woke(7.0, due_at=2.0)
+    assert not patience.is_over(7.0, 5)
+    assert not patience.is_over(12.9, 5)
+    assert patience.is_over(13.1, 5)
+
+
+def test_the_look_at_which_our_own_standstill_is_noticed_judges_nothing() -> None:
+    """The answers that wait are read first, though the time had been over before."""
+    patience = Patience(8.0)
+    patience.is_over(0.0, 5)
+    assert not patience.is_over(7.9, 5)
+    patience.woke(30.0, due_at=9.0)
+    assert not patience.is_over(30.0, 5)
+    assert patience.is_over(30.1, 5)

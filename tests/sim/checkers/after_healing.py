@@ -84,7 +84,7 @@ async def _read_all(simulation: Simulation, client: Client, ledger_id: int, who:
     history = simulation.history
     record = history.ledger(ledger_id)
     error: Exception | None = None
-    for _ in range(4):
+    for attempt in range(4):
         following = 0
         try:
             async with client.open_ledger(ledger_id) as reader:
@@ -107,6 +107,8 @@ async def _read_all(simulation: Simulation, client: Client, ledger_id: int, who:
         except BookKeeperError as failure:
             history.note(who, f"reading ledger {ledger_id} at {following}:", repr(failure))
             error = failure
+            if not attempt:  # A closed ledger needs no recovery: its bookies may still be starting.
+                await Copies(simulation, client).all_serve()
             await asyncio.sleep(0.5)
         else:
             break

@@ -266,7 +266,7 @@ def states(step: Step, rng: random.Random) -> Iterator[tuple[str, Build]]:
         yield "chance", partial(by_chance, step, f"{rng.random()}/{number}")
     changes = step.hardware.directories[HOME].changes
     for mask in range(1 << min(len(changes), 6)) if changes else ():
-        yield f"subset {mask:b} of {len(changes)} changes of names", partial(_renamed, step, mask)
+        yield f"subset {mask:b} of {len(changes)} changes of names", partial(with_names, step, mask)
     call = step.call
     if call[0] in ("write_and_sync", "write") and not _is_atomic(call):
         yield from _prefixes(step, *call[1:4], rng)
@@ -292,7 +292,7 @@ def by_chance(step: Step, seed: str) -> Hardware:
     return state
 
 
-def _renamed(step: Step, mask: int) -> Hardware:
+def with_names(step: Step, mask: int) -> Hardware:
     """Return the disk with some of the changes of names; of files only what is durable."""
     state = image_of(step.hardware)
     directory = state.directories[HOME]

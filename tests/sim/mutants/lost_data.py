@@ -49,6 +49,6 @@ MUTANTS = [
         107, "a start does not claim the checkpoint that it found",
         (Edit("bookie_aio.storage.segment.witness:WitnessFiles.catch_up",
               "if self._files and", "if False and"),),
-        tests=(_WITNESS_TESTS, "-k", "two_crashes"),
+        tests=("tests/sim/test_sim_crashstates.py", "-k", "two_crashes"),
     ),
 ]  # fmt: skip

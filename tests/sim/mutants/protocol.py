@@ -105,10 +105,10 @@ MUTANTS = [
     ),
     Mutant(
         10, "acknowledging out of order",
-        (Edit(f"{_WINDOW}._advance", "while groups:\n        group = groups[0]",
+        (Edit(f"{_WINDOW}.advance", "while groups:\n        group = groups[0]",
               "for group in list(groups):"),
-         Edit(f"{_WINDOW}._advance", "                return done", "                break"),
-         Edit(f"{_WINDOW}._advance",
+         Edit(f"{_WINDOW}.advance", "                return done", "                break"),
+         Edit(f"{_WINDOW}.advance",
               "        groups.popleft()\n        assert group.first_entry == self.lac + 1\n"
               "        self.lac = group.last_entry",
               "        else:\n            groups.remove(group)\n"
@@ -118,7 +118,7 @@ MUTANTS = [
     ),
     Mutant(
         11, "acknowledging at Qa − 1",
-        (Edit(f"{_WINDOW}._advance", "batch.acks.bit_count() < ack_quorum",
+        (Edit(f"{_WINDOW}.advance", "batch.acks.bit_count() < ack_quorum",
               "batch.acks.bit_count() < max(ack_quorum - 1, 1)"),),
         _CHANGES,
     ),
@@ -154,7 +154,7 @@ MUTANTS = [
     ),
     Mutant(
         17, "acknowledging during an ensemble change",
-        (Edit(f"{_WINDOW}._advance", "if self._frozen:", "if False:"),),
+        (Edit(f"{_WINDOW}.advance", "if self._frozen:", "if False:"),),
         _CHANGES,
     ),
     Mutant(
@@ -238,5 +238,18 @@ MUTANTS = [
               "await self._context.ledgers.read(ledger_id, sync=True)",
               "raise type(self._replicator._seats[0].failure or KeyError())('deleted')"),),
         tests=("tests/integration/test_buried_ids.py",),
+    ),
+    Mutant(
+        128, "a close fails for want of copies that have come, while an ensemble change is written",
+        (Edit("client_aio.ledger.replication:CopiesWatch.wait", "owed and window.lac", "window.lac"),
+         Edit("client_aio.ledger.replication:CopiesWatch.wait",
+              "(self._lafr, self._fewest_owed))", "self._lafr)"),),
+        tests=("tests/sim/test_sim_regressions.py::"
+               "test_a_close_does_not_fail_for_want_of_copies_that_have_come",),
+    ),
+    Mutant(
+        129, "the time in which a client's own loop stood still counts for the deadline of copies",
+        (Edit("client_aio.core.liveness:Patience.woke", "if late_s >= LATE_S:", "if False:"),),
+        tests=("tests/client_aio/core/test_client_liveness.py",),
     ),
 ]  # fmt: skip

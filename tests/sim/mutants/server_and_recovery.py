@@ -191,7 +191,7 @@ MUTANTS = [
     ),
     Mutant(
         120, "a seat that is down from the start counts as an acknowledgement",
-        (Edit("client_aio.core.add_window:AddWindow._advance",
+        (Edit("client_aio.core.add_window:AddWindow.advance",
               "batch.acks.bit_count() < ack_quorum",
               "(batch.acks | self.failed & batch.mask).bit_count() < ack_quorum"),),
         ("scarce-bookies", "scarce-holders"),

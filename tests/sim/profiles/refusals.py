@@ -6,7 +6,7 @@ import asyncio
 import random
 from typing import TYPE_CHECKING
 
-from metadata.errors import BookKeeperError, NotEnoughBookiesError
+from metadata.errors import BookKeeperError, NotEnoughBookiesError, Outcome
 from tests.sim.plan import profile
 from tests.sim.workloads.ledger import add, role
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 GOES_ON_WITHIN_S = 3.0
 """A bookie is silent for a second before it counts as failed, as a replacement does once more."""
+_UNDER_WAY_S = 0.5
+"""An acknowledgement takes less."""
 
 
 @role
@@ -55,15 +57,55 @@ async def _goes_on(simulation: Simulation, actor: Actor, ledger: LedgerWriter, r
 
 
 async def _close(simulation: Simulation, actor: Actor, ledger: LedgerWriter) -> None:
-    """Close, which waits until the bookies take what they lack; the caller's patience is not endless."""
+    """Close, which waits until the bookies take what they lack; the caller's patience is not endless.
+
+    The client's own patience ends when no copy has come for `add_quorum_timeout_s`. Then the ledger can be
+    closed at its ack quorum, which is well.
+    """
+    history, begun = simulation.history, simulation.loop.now
     try:
         async with asyncio.timeout(actor.settings["patience"]):
             await ledger.close()
     except TimeoutError:
-        simulation.history.note(actor.name, "gives up closing", ledger.ledger_id)
+        history.note(actor.name, "gives up closing", ledger.ledger_id)
     except BookKeeperError as error:
-        text = f"{actor.name}, ledger {ledger.ledger_id}: a close failed: {error!r}"
-        simulation.history.fail("AddsGoOn", text)
+        history.note(actor.name, f"closing ledger {ledger.ledger_id} ended:", repr(error))
+        if fault := _fault_in(simulation, ledger, error, begun):
+            text = f"{actor.name}, ledger {ledger.ledger_id}: a close failed, and {fault}: {error!r}"
+            history.fail("AddsGoOn", text)
+        try:
+            async with asyncio.timeout(GOES_ON_WITHIN_S):
+                await ledger.close(at_ack_quorum=True)
+        except (TimeoutError, BookKeeperError) as failure:
+            text = f"{actor.name}, ledger {ledger.ledger_id}: not closed at its ack quorum: {failure!r}"
+            history.fail("AddsGoOn", text)
+
+
+def _fault_in(simulation: Simulation, ledger: LedgerWriter, error: BookKeeperError, begun: float) -> str:
+    """Return what is wrong with the end of a close that has waited for copies; empty if nothing is."""
+    now, timeout_s = simulation.loop.now, ledger._config.add_quorum_timeout_s
+    if not isinstance(error, NotEnoughBookiesError) or error.outcome is not Outcome.NOT_DONE:
+        return "not for want of copies"
+    if now < begun + timeout_s:
+        return f"after {now - begun:.2f} s only"
+    plan = simulation.plan
+    unwell = {name for fault in plan.faults for name in (fault.target, fault.other) if name in plan.bookies}
+    named = [name for name in plan.bookies if f"{name} (" in str(error)]
+    if not named or not unwell.issuperset(named):
+        return f"names {named}, where only {sorted(unwell)} are unwell"
+    owed = range(error.entry_id or 0, ledger.last_add_confirmed + 1)
+    heard: dict[str, list[float]] = {}  # bookie → when it acknowledged what is owed
+    for name in named:
+        promised = simulation.history.words.promised_under(name, ledger.ledger_id, 0)
+        events = simulation.history.events
+        heard[name] = [events[promised[entry_id] - 1][0] for entry_id in owed if entry_id in promised]
+    if all(len(times) == len(owed) and max(times) < now - _UNDER_WAY_S for times in heard.values()):
+        return f"{named} have every copy"
+    # With two of them, what one has acknowledged may be no progress, since the other has lost its seat.
+    last = max(heard[named[0]], default=0.0) if len(unwell) == 1 else 0.0
+    if now - timeout_s + _UNDER_WAY_S < last < now - _UNDER_WAY_S:
+        return f"{named} had acknowledged a copy at {last:.2f} s"
+    return ""
 
 
 @profile
@@ -117,4 +159,7 @@ def refusing_newcomers(draw: Draw) -> Plan:
                     amount=rng.random(),
                 )
         draw.some("meta_cut", [bookie], 1)
-    return draw.plan(segment_bytes=rng.choice((24, 32)) * 1024)
+    return draw.plan(
+        segment_bytes=rng.choice((24, 32)) * 1024,
+        client_settings={"add_quorum_timeout_s": rng.choice((8.0, 8.0, 4.0))},  # more than `GOES_ON_WITHIN_S`
+    )

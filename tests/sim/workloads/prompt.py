@@ -22,6 +22,8 @@ _TAIL_S = 4.0
 bookie after one more."""
 _RECOVERY_S = 0.5
 """Less than any timeout of a client here."""
+_NOTICED_S = 0.3
+"""From a bookie's registration to a client's sight of it."""
 
 
 @role
@@ -29,6 +31,10 @@ async def prompt_writer(simulation: Simulation, actor: Actor, client: Client) ->
     """Add to one ledger after another; with `blames_nobody`, no bookie may count as failed."""
     rng = random.Random(f"{simulation.plan.seed}/{actor.name}/writer")
     settings, history = actor.settings, simulation.history
+    # A bookie that has not started is rightly left out of a ledger.
+    while not simulation.served.issuperset(simulation.plan.bookies):  # noqa: ASYNC110
+        await asyncio.sleep(0.1)
+    await asyncio.sleep(_NOTICED_S)
     while not simulation.is_healed:
         try:
             ledger = await client.create_ledger(**settings["quorums"])
