@@ -21,8 +21,8 @@ import socket
 import struct
 import sys
 import termios
-from collections.abc import AsyncIterator, Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar, cast
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from bookie_aio.wire.frames import (
     FRAME_BYTES_MAX,
@@ -82,6 +82,7 @@ logger = logging.getLogger(__name__)
 Outcome = Message | Failure | BookKeeperError
 OnAnswer = Callable[[Outcome, memoryview], None]
 Answer = TypeVar("Answer", bound=Message)
+Waited = TypeVar("Waited", bound="asyncio.Future[Any]")
 
 NO_BODY = memoryview(b"")
 _JOINED_BYTES_MAX = 32 * 1024
@@ -156,14 +157,30 @@ def unacknowledged_bytes(connected: socket.socket | None) -> int:
         return 0
 
 
+async def awake_wait(tasks: Collection[Waited], timeout_s: float | None) -> tuple[set[Waited], set[Waited]]:
+    """Wait until one is done; do not count the time in which this process's event loop did not run.
+
+    Returns:
+        The futures that are done, none of them after the timeout, and the others.
+    """
+    loop, waiting = asyncio.get_running_loop(), set(tasks)
+    until = None if timeout_s is None else loop.time() + timeout_s
+    while True:
+        left_s = None if until is None else max(0.0, until - loop.time())
+        done, waiting = await asyncio.wait(waiting, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+        if done or until is None or loop.time() - until < LATE_S:
+            return done, waiting
+        until = loop.time() + LOOK_INTERVAL_S  # What waits to be read is read first.
+
+
 @contextlib.asynccontextmanager
-async def awake_timeout(timeout_s: float) -> AsyncIterator[None]:
+async def awake_timeout(timeout_s: float | None) -> AsyncIterator[None]:
     """Do as `asyncio.timeout`, but do not count the time in which this process's event loop did not run.
 
     Raises:
         TimeoutError: at the end of the block, when the time is over.
     """
-    loop, left_s = asyncio.get_running_loop(), timeout_s
+    loop, left_s = asyncio.get_running_loop(), float("inf") if timeout_s is None else timeout_s
     timer: asyncio.TimerHandle
 
     def look(due_at: float, step_s: float) -> None:

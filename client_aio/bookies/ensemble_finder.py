@@ -15,7 +15,7 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING, NamedTuple
 
-from client_aio.bookies.connection import BookieConnection
+from client_aio.bookies.connection import BookieConnection, awake_wait
 from client_aio.core.placement import Choice, PlacementPolicy, Seating, eligible, seats_to_leave
 from client_aio.core.quorum import can_acknowledge, indexes_of
 from metadata.errors import (
@@ -263,9 +263,7 @@ class EnsembleFinder:
                     if isinstance(outcome, BookieConnection):
                         left &= ~(1 << seat_of[name])
                 grace_s = _GRACE_S if vacancy.leaves_enough(left) else None
-                done, waiting = await asyncio.wait(
-                    waiting, timeout=grace_s, return_when=asyncio.FIRST_COMPLETED
-                )
+                done, waiting = await awake_wait(waiting, grace_s)
                 if not done:
                     break
                 for task in done:

@@ -15,8 +15,7 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING, TypeVar
 
-from client_aio.bookies.connection import BookieConnection, connect
-from client_aio.core.liveness import LATE_S, LOOK_INTERVAL_S
+from client_aio.bookies.connection import BookieConnection, awake_wait, connect
 from metadata.access.bookies import BookieRecord, available_bookies, registered_bookies
 from metadata.errors import (
     BookieUnavailableError,
@@ -258,13 +257,10 @@ class BookiePool:
                 is_hopeless = {tasks[task] for task in waiting} <= set(self.doubtful())
                 grace_end = now + (doubtful_grace_s if is_hopeless else max(grace_s, now - begun))
                 until = grace_end if until is None else min(until, grace_end)
-            left_s = None if until is None else max(0.0, until - now)
-            ended, waiting = await asyncio.wait(waiting, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+            ended, waiting = await awake_wait(waiting, None if until is None else max(0.0, until - now))
             done |= ended
-            if not ended and until is not None:
-                if self._loop.time() - until < LATE_S:
-                    break
-                until = self._loop.time() + LOOK_INTERVAL_S  # Our own loop was blocked: answers may wait.
+            if not ended:
+                break
         return waiting
 
     async def ask(

@@ -40,6 +40,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from client_aio.core.add_window import ENTRY_OVERHEAD_BYTES
+from client_aio.core.liveness import LATE_S, shifted
 from metadata.errors import InvalidArgumentError, LogTruncatedError
 from metadata.model.log import Position
 
@@ -221,14 +222,21 @@ class AppendAges:
         self._timeout_s = timeout_s
         self._marks: deque[tuple[float, int]] = deque()  # at that time so many appends had been made
 
-    def is_overdue(self, now: float, appended: int, settled: int) -> bool:
-        """Look: of `appended` appends so far, the first `settled` are acknowledged or have failed."""
+    def is_overdue(self, now: float, appended: int, settled: int, *, late_s: float = 0.0) -> bool:
+        """Look: of `appended` appends so far, the first `settled` are acknowledged or have failed.
+
+        Args:
+            late_s: our own event loop did not run for so long before this look. Answers may wait: this look
+                judges nothing.
+        """
         marks = self._marks
+        if late_s >= LATE_S:
+            marks = self._marks = deque((shifted(at, late_s, now), number) for at, number in marks)
         if not marks or marks[-1][1] < appended:
             marks.append((now, appended))
         while marks and marks[0][1] <= settled:
             marks.popleft()
-        return bool(marks) and now - marks[0][0] >= self._timeout_s
+        return bool(marks) and now - marks[0][0] >= self._timeout_s and late_s < LATE_S
 
 
 class Step(NamedTuple):

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from bookie_aio.wire.messages import VERSION_IS_FREE, Done, IsFree
+from client_aio.bookies.connection import awake_wait
 from client_aio.bookies.ensemble_finder import Sizes
 from client_aio.core.digest import check_choice
 from client_aio.ledger.writer import LedgerWriter
@@ -171,9 +172,7 @@ async def _refusal(
     try:
         while waiting:
             timeout_s = _ASKED_S if len(waiting) > spare else _ASKED_MORE_S
-            done, waiting = await asyncio.wait(
-                waiting, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
-            )
+            done, waiting = await awake_wait(waiting, timeout_s)
             for task in done:
                 if (refusal := task.result()) is not None:
                     return refusal

@@ -18,6 +18,7 @@ import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from client_aio.bookies.connection import awake_timeout
 from client_aio.context import Repeats
 from client_aio.core.log_chain import AppendAges, Backlog, Listing, is_still_own
 from client_aio.ledger.create import create_ledger
@@ -310,6 +311,7 @@ class Healer:
         self.timeout_s = timeout_s
         self._ages = AppendAges(timeout_s or 0.0)
         self._timer: asyncio.TimerHandle | None = None
+        self._look_due_at = float("inf")
         self._loss: Failure | None = None  # not raised by `check_loss` yet
 
     # --- what is known ---
@@ -460,7 +462,7 @@ class Healer:
     async def until_healed(self) -> None:
         """Wait, for a writer that closes, until it does not heal; give up after the timeout of appends."""
         try:
-            async with asyncio.timeout(self.timeout_s):
+            async with awake_timeout(self.timeout_s):
                 while self.is_healing:
                     await self._switched.wait()
         except TimeoutError:
@@ -491,8 +493,11 @@ class Healer:
         """Look from now on for outstanding records that are too old."""
         if self.timeout_s is None or self.failure is not None or self._is_closed:
             return
-        self._timer = self._loop.call_later(self.timeout_s / _LOOKS_PER_TIMEOUT, self.watch_ages)
-        if not self._ages.is_overdue(self._loop.time(), self.appended, self.settled):
+        now = self._loop.time()
+        late_s = now - self._look_due_at
+        self._look_due_at = now + self.timeout_s / _LOOKS_PER_TIMEOUT
+        self._timer = self._loop.call_at(self._look_due_at, self.watch_ages)
+        if not self._ages.is_overdue(now, self.appended, self.settled, late_s=late_s):
             return
         error = OperationTimeoutError(
             f"log {self._name!r}: records were not acknowledged within {self.timeout_s:g} s. They may be in "

@@ -159,6 +159,16 @@ def test_appends_are_overdue_when_the_oldest_outstanding_one_is_too_old() -> Non
     assert not ages.is_overdue(99.0, 4, 3)
 
 
+def test_time_in_which_our_own_loop_stood_still_makes_no_append_older() -> None:
+    """The look at which this is noticed judges nothing: answers may wait to be read."""
+    ages = AppendAges(10.0)
+    assert not ages.is_overdue(0.0, 2, 0)
+    assert not ages.is_overdue(9.0, 2, 0)
+    assert not ages.is_overdue(41.0, 2, 0, late_s=31.0)
+    assert not ages.is_overdue(40.9, 2, 0)
+    assert ages.is_overdue(41.1, 2, 0)
+
+
 @given(
     st.lists(st.lists(st.binary(max_size=5), max_size=9), max_size=5),
     st.sampled_from([(3, 3), (3, 2), (5, 2)]),

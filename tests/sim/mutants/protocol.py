@@ -252,4 +252,14 @@ MUTANTS = [
         (Edit("client_aio.core.liveness:Patience.woke", "if late_s >= LATE_S:", "if False:"),),
         tests=("tests/client_aio/core/test_client_liveness.py",),
     ),
+    Mutant(
+        130, "the time in which a client stood still makes its log's appends overdue",
+        (Edit("client_aio.core.log_chain:AppendAges.is_overdue", "if late_s >= LATE_S:", "if False:"),),
+        tests=("tests/client_aio/core/test_client_log_chain.py", "-k", "stood_still"),
+    ),
+    Mutant(
+        131, "a ledger begins without bookies whose answers its client has not read",
+        (Edit("client_aio.bookies.connection:awake_wait", "until is None or", "True or"),),
+        tests=("tests/client_aio/test_client_connection.py", "-k", "stood_still"),
+    ),
 ]  # fmt: skip
