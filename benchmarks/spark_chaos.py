@@ -153,6 +153,12 @@ def descendants(root: int) -> dict[int, str]:
     return found
 
 
+def newest_batch(checkpoint: Path) -> int:
+    """Return the last batch that a query has committed."""
+    found = [int(path.name) for path in (checkpoint / "commits").glob("[0-9]*") if path.name.isdecimal()]
+    return max(found, default=-1)
+
+
 class Chaos:
     """Owns the driver's process, and does one thing after another to the whole."""
 
@@ -176,8 +182,7 @@ class Chaos:
 
     def batches(self) -> int:
         """Return the last batch that the first query has committed."""
-        found = [int(path.name) for path in (self.folder / "first" / "commits").glob("[0-9]*")]
-        return max(found, default=-1)
+        return newest_batch(self.folder / "first")
 
     def wait_for_batch(self) -> None:
         """Wait until the first query commits a batch, or the driver ends."""
@@ -216,6 +221,11 @@ class Chaos:
         name = self.chance.choice(SET_BACK)
         here, copy = self.folder / name, self.folder / f"{name}.copy"
         what = self.chance.choice(("copy", "put back", "nothing"))
+        if self.aside is not None:
+            # Another one would lose the newest checkpoint. Once batches went past it, it is of no use.
+            before = self.folder / self.aside.name.partition(".")[0]
+            self.aside = None if newest_batch(before) > newest_batch(self.aside) else self.aside
+            what = "nothing" if self.aside is not None else what
         if what == "copy" and here.exists():
             shutil.rmtree(copy, ignore_errors=True)
             shutil.copytree(here, copy)
