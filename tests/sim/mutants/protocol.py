@@ -254,12 +254,23 @@ MUTANTS = [
     ),
     Mutant(
         130, "the time in which a client stood still makes its log's appends overdue",
-        (Edit("client_aio.core.log_chain:AppendAges.is_overdue", "if late_s >= LATE_S:", "if False:"),),
-        tests=("tests/client_aio/core/test_client_log_chain.py", "-k", "stood_still"),
+        (Edit("client_aio.core.healing:AppendAges.is_overdue", "if late_s >= LATE_S:", "if False:"),),
+        tests=("tests/client_aio/core/test_client_healing.py", "-k", "stood_still"),
     ),
     Mutant(
         131, "a ledger begins without bookies whose answers its client has not read",
         (Edit("client_aio.bookies.connection:awake_wait", "until is None or", "True or"),),
         tests=("tests/client_aio/test_client_connection.py", "-k", "stood_still"),
+    ),
+    Mutant(
+        132, "a close that ends for want of copies names no bookie",
+        (Edit("client_aio.ledger.replication:Replicator.describe_owing", "return ", "return '' and "),),
+        ("refusing-newcomers",),
+    ),
+    Mutant(
+        133, "a close ends for want of copies before the timeout",
+        (Edit("client_aio.ledger.replication:CopiesWatch.__init__",
+              "Patience(timeout_s)", "Patience(timeout_s / 2)"),),
+        ("refusing-newcomers",),
     ),
 ]  # fmt: skip
