@@ -5,7 +5,7 @@
     python -m benchmarks.autorecovery audit --ledgers 100000
 
 `lost` kills a bookie and removes its directory. It prints the time until every ledger has all its copies
-again, the bytes that were copied, the ensemble changes of each writer, and the latency of their adds before
+again, the bytes that were copied, and each writer's ensemble changes. It compares the latency of adds before
 and meanwhile. Then every replica of every ledger is read. `audit` prints the auditor's first pass, its
 memory, its steady reads from the metadata store, and the delay of its first task.
 """
