@@ -132,8 +132,8 @@ async def lose(options: argparse.Namespace, cluster: Cluster, stack: AsyncExitSt
     writers = [Writer(await client.create_ledger(**SHAPE)) for _ in range(options.writers)]
     writing = [asyncio.create_task(each.write()) for each in writers]
     quiet_from = time.monotonic()
-    await asyncio.sleep(10)
     for number in range(options.losses):
+        await asyncio.sleep(10)
         victim = cluster[f"b{number + 1}"]
         quiet_from = await lose_one(options, client, victim, writers, helpers, quiet_from)
     for task in writing:
