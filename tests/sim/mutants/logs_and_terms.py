@@ -118,6 +118,12 @@ MUTANTS = [
         _HEALING_TERMS,
     ),
     Mutant(
+        237, "a recovery fences before it knows that it has bookies to write back to",
+        (Edit("client_aio.ledger.recovery:_out_of_reach",
+              "if is_whole and silent and highest > tally.lafr:", "if False:"),),
+        tests=("tests/integration/test_scarce_bookies.py", "-k", "content_with_qa"),
+    ),
+    Mutant(
         235, "why a bookie refuses the term is not asked of the metadata",
         (Edit("client_aio.ledger.ensemble_change:EnsembleChangeTask._fail_fenced",
               "await self._context.ledgers.read(ledger_id, sync=True)", "pass"),),
