@@ -106,6 +106,8 @@ class BookieAge:
         self._tasks: list[asyncio.Task[None]] = []
         self._on_replaced: Callable[[StorageError], None] = _ignore
         self._is_told = False  # of a full disk
+        self._is_written = False  # each directory has `_file`
+        self._is_raised = False  # the start has raised the age in the metadata store
         self.has_lost = False
 
     # --- figures -------------------------------------------------------------------------------
@@ -162,14 +164,17 @@ class BookieAge:
             try:
                 await self._write(verdict.file)
             except DiskFullError as error:
-                # The age stays as it is. The next start, or the next raise, compares again.
-                self._file = replace(verdict.file, intended=0, intended_token="")
+                # The age stays as it is. The next start, or the next raise, compares again. An age that an
+                # earlier start intended is not forgotten: its compare-and-set may yet take effect.
+                is_earlier = verdict.file.intended_token != self._token
+                self._file = verdict.file if is_earlier else verdict.file.intend(0, "")
                 self._tell_once("the age of this bookie cannot be written", error)
                 break
             files = [verdict.file for _ in files]
             with suppress(VersionConflictError):
                 await self._put(AgeRecord(self._file.intended, self._file.intended_token, place), version)
                 if self._file.intended_token == self._token:
+                    self._is_raised = True
                     break
         else:
             raise MetadataUnavailableError(f"the age of bookie {self._bookie_id} is raised by others as well")
@@ -213,10 +218,16 @@ class BookieAge:
         self._groups_covered = engine.counts.groups
         async with self._lock:
             self._file = replace(self._file, has_lost=False)
-            await self._judge_ids()
+            self._is_written = False
+            await self._judge_ids(is_raised=self._is_raised)
 
-    async def _judge_ids(self) -> None:
-        """Record a set-back of the metadata where one is proven, and adopt the events of others."""
+    async def _judge_ids(self, *, is_raised: bool = False) -> None:
+        """Record a set-back of the metadata where one is proven, and adopt the events of others.
+
+        Args:
+            is_raised: the intended age is in the metadata store. Otherwise it stays intended: confirmed
+                before it is there, it would look like a store that was set back.
+        """
         assert self._engine is not None
         for _ in range(_CONFLICTS_MAX):
             await self._store.sync(KEY_SET_BACKS)
@@ -245,7 +256,7 @@ class BookieAge:
         self._is_new = False
         self._events = verdict.events
         before = self._file
-        after = verdict.file.confirm() if verdict.file.intended else verdict.file
+        after = verdict.file.confirm() if is_raised else verdict.file
         if after.has_lost:
             await self._mark(counter)
             after = replace(after, has_lost=False)
@@ -330,8 +341,10 @@ class BookieAge:
             groups = self._engine.counts.groups
             if groups == self._groups_covered and not self._file.intended:
                 return
-            if not self._file.intended:
-                intended = self._file.intend(self._file.number + 1, self._token)
+            if not self._file.intended or not self._is_written:
+                intended = self._file
+                if not intended.intended:
+                    intended = intended.intend(intended.number + 1, self._token)
                 try:
                     await self._write(intended)
                 except DiskFullError as error:
@@ -357,11 +370,13 @@ class BookieAge:
                     break
             else:
                 raise MetadataUnavailableError(f"the age of bookie {self._bookie_id} could not be raised")
+            is_own = self._file.intended_token == self._token
             if is_behind:
-                await self._judge_ids()
+                await self._judge_ids(is_raised=True)
                 raise MetadataSetBackError("the metadata store was set back to an older copy")
             await self._write_or_keep(self._file.confirm())
-            self._groups_covered = groups
+            # An age that an earlier start intended does not cover this one: a copy from before it has it too.
+            self._groups_covered = groups if is_own else -1
 
     async def check(self) -> None:
         """Prove that the store is no copy from before the age was last raised.
@@ -478,11 +493,12 @@ class BookieAge:
 
     async def _write(self, file: AgeFile) -> None:
         """Replace the file in each directory; durable on return."""
-        if file != self._file or self._engine is None:
+        if file != self._file or not self._is_written:
             disk = self._disk if self._engine is None else self._engine.disk
+            self._is_written = False
             for path in self._config.directories:
                 await write_file(disk, path, AGE, [file.to_bytes()])
-            self._file = file
+            self._file, self._is_written = file, True
 
     async def _write_or_keep(self, file: AgeFile) -> None:
         """Replace the files as `_write` does; on a full disk keep the content in memory only."""

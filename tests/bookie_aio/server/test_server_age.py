@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 import struct
 from copy import deepcopy
@@ -41,6 +42,7 @@ from metadata.ids import TERM_FINAL, age_key, cookie_key
 from metadata.model.ledger import LedgerMetadata
 from tests.support.mortal import DiedError, MortalStore
 from tests.support.rawclient import RawClient, lac_statement
+from tests.support.storage import FaultyDisk
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -225,6 +227,35 @@ async def test_a_start_that_ends_behind_any_write_to_the_store_marks_nothing(
     assert (await client.add(7, 1, [b"b"])).status is Status.OK
 
 
+@pytest.mark.parametrize("is_late", [False, True])
+async def test_an_age_that_an_earlier_start_intended_is_not_forgotten_on_a_full_disk(
+    bookies: Bookies, tmp_path: Path, is_late: bool
+) -> None:
+    """Its compare-and-set takes effect before the next raise, or never; a later start finds no loss."""
+    await (await bookies.start()).close()
+    age = age_of(tmp_path / "b1")
+    (tmp_path / "b1" / AGE).write_bytes(age.intend(age.number + 1, "earlier").to_bytes())
+    disk = FaultyDisk()
+    disk.is_full, disk.is_full_for = True, lambda path: AGE in os.path.basename(path)
+    config = replace(bookies.config(), age_interval_s=3600.0)
+    bookie = await Bookie.start(config, bookies.store(), disk, rng=bookies.rng, now_ms=lambda: 0)
+    disk.is_full = False
+    assert (await stored_age(bookies)).number == age.number
+    if is_late:
+        store = bookies.store()
+        at = (await store.read(age_key("b1"))).version
+        place = list(config.directories)
+        await store.compare_and_set(age_key("b1"), AgeRecord(age.number + 1, "earlier", place).to_json(), at)
+    await bookie.age.raise_if_written()
+    assert (await stored_age(bookies)).token == "earlier"
+    await bookie.age.raise_if_written()  # A copy from before this start would have the earlier age, too.
+    assert (await stored_age(bookies)).token == bookie.nonce == age_of(tmp_path / "b1").token
+    await bookie.close()
+    bookie = await bookies.start()
+    assert not bookie.age.has_lost
+    assert not bookie.age.in_doubt_below
+
+
 async def test_a_new_bookie_under_an_id_that_was_removed_has_no_older_age(
     bookies: Bookies, tmp_path: Path
 ) -> None:
@@ -380,6 +411,33 @@ async def test_requests_that_wait_are_refused_for_now_while_the_store_is_away(fr
     assert "try again" in refusal.message.message
     store.is_away = False
     assert (await client.add(ledger_id, 0, [b"x"])).status is Status.OK
+
+
+async def test_adds_of_other_ledgers_do_not_wait_for_the_id_counter(fresh: Bookies) -> None:
+    class Hanging(MemoryMetadataStore):
+        go_on = asyncio.Event()
+
+        async def ids_drawn(self, name: str, *, least: int = 0) -> int:
+            await self.go_on.wait()
+            return await super().ids_drawn(name, least=least)
+
+    store = Hanging(fresh.tree)
+    store.go_on.set()
+    bookie = await fresh.start(store=store)
+    writer, newcomer = await fresh.connect(bookie), await fresh.connect(bookie)
+    (known,) = await draw(fresh, 1)
+    assert (await writer.add(known, 0, [b"x"])).status is Status.OK
+    store.go_on.clear()
+    (fresh_id,) = await draw(fresh, 1)
+    waiting = [writer.add(fresh_id, number, [b"y"]) for number in range(3)]
+    held_up = [newcomer.add(fresh_id, number, [b"y"]) for number in range(3, 5)]
+    for number in range(1, 4):
+        assert (await writer.add(known, number, [b"x"])).status is Status.OK
+    assert not any(one.done() for one in (*waiting, *held_up))
+    store.go_on.set()
+    answers = await asyncio.gather(*waiting, *held_up)
+    assert {one.status for one in answers} == {Status.OK}
+    assert bookie._backpressure.adds.used == 0
 
 
 async def test_a_thousand_made_up_ids_cost_a_bounded_number_of_readings(fresh: Bookies) -> None:

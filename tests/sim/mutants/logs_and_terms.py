@@ -136,6 +136,12 @@ MUTANTS = [
         ("owned-ledgers",),
     ),
     Mutant(
+        165, "an older batch of a query, and other records under its number, count as added",
+        (Edit("client_aio.log.add_ledgers:Addition.is_repeated",
+              'last.batch_id == ours.batch_id and ours.content in ("", last.content)', "True"),),
+        ("replaced-logs",),
+    ),
+    Mutant(
         64, "a ledger is freed without raising the version of the list",
         (Edit("client_aio.log.truncation:_sweep_ledgers", "return head if left_over else None",
               "return None"),),

@@ -262,4 +262,15 @@ MUTANTS = [
         (Edit("client_aio.bookies.connection:awake_wait", "until is None or", "True or"),),
         tests=("tests/client_aio/test_client_connection.py", "-k", "stood_still"),
     ),
+    Mutant(
+        132, "a close that ends for want of copies names no bookie",
+        (Edit("client_aio.ledger.replication:Replicator.describe_owing", "return ", "return '' and "),),
+        ("refusing-newcomers",),
+    ),
+    Mutant(
+        133, "a close ends for want of copies before the timeout",
+        (Edit("client_aio.ledger.replication:CopiesWatch.__init__",
+              "Patience(timeout_s)", "Patience(timeout_s / 2)"),),
+        ("refusing-newcomers",),
+    ),
 ]  # fmt: skip

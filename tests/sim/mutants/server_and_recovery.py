@@ -278,8 +278,9 @@ MUTANTS = [
     Mutant(
         145, "an id that was drawn a moment ago is refused without another look at the counter",
         (Edit("bookie_aio.server.dispatcher:Dispatcher.handle",
-              "self._given_ids.hold(peer, ledger_id, len(body), go_on)", 'go_on("")'),),
-        ("chaos", "all-uses"),
+              "self._given_ids.wait(peer, ledger_id, len(body), go_on, may_wait_aside=is_aside)",
+              'go_on("")'),),
+        tests=("tests/bookie_aio/server/test_server_age.py", "-k", "drawn_a_moment_ago"),
     ),
     Mutant(
         146, "fences of ids that were not given out are stored",
@@ -292,5 +293,11 @@ MUTANTS = [
         147, "a creation does not listen to a bookie that knows the id",
         (Edit("client_aio.ledger.create:create_metadata", "if refused is None:", "if True:"),),
         tests=("tests/integration/test_set_back.py", "-k", "draws_others"),
+    ),
+    Mutant(
+        148, "a start on a full disk forgets the age that an earlier start intended",
+        (Edit("bookie_aio.server.age:BookieAge.begin",
+              'verdict.file if is_earlier else verdict.file.intend(0, "")', 'verdict.file.intend(0, "")'),),
+        tests=("tests/bookie_aio/server/test_server_age.py", "-k", "not_forgotten"),
     ),
 ]  # fmt: skip

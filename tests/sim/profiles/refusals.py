@@ -159,7 +159,8 @@ def refusing_newcomers(draw: Draw) -> Plan:
                     amount=rng.random(),
                 )
         draw.some("meta_cut", [bookie], 1)
-    return draw.plan(
-        segment_bytes=rng.choice((24, 32)) * 1024,
-        client_settings={"add_quorum_timeout_s": rng.choice((8.0, 8.0, 4.0))},  # more than `GOES_ON_WITHIN_S`
-    )
+    segment_bytes = rng.choice((24, 32)) * 1024
+    timeout_s = rng.choice((8.0, 4.0, 8.0))  # more than `GOES_ON_WITHIN_S`
+    if timeout_s < 8.0:  # and a close meets it
+        draw.fault("disk_full", unwell[0], at=rng.uniform(1.0, 3.0), lasts=7.0, amount=1.0)
+    return draw.plan(segment_bytes=segment_bytes, client_settings={"add_quorum_timeout_s": timeout_s})
