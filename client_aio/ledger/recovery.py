@@ -204,8 +204,8 @@ async def _out_of_reach(
         except NotEnoughBookiesError as error:
             return LedgerRecoveryError(
                 f"entries {tally.lafr + 1} to {highest} of ledger {metadata.ledger_id} may have to be "
-                f"written back, and bookies are missing: {error}. {_NOTHING_DONE}. Run it again when they are "
-                "back, or with at_ack_quorum to close the ledger with Qa copies of some entries",
+                f"written back, and bookies are missing: {error}. {_NOTHING_DONE}. Run it again when "
+                "they are back, or with at_ack_quorum to close the ledger with Qa copies of some entries",
                 ledger_id=metadata.ledger_id,
             )
     return None
