@@ -97,7 +97,7 @@ async def recover_ledger(
 
     is_open = held.current.state is LedgerState.OPEN and only in (None, held.current.last_fragment)
     if is_open and not is_checked:
-        await check_reach(context, held.current, digest)
+        await check_reach(context, held.current, digest, at_ack_quorum=at_ack_quorum)
 
     def enter(now: LedgerMetadata) -> LedgerMetadata | None:
         return entered(now) if only in (None, now.last_fragment) else None
@@ -123,17 +123,23 @@ async def recover_ledger(
     return held.current, held.version
 
 
-async def check_reach(context: ClientContext, metadata: LedgerMetadata, digest: Digest) -> None:
+async def check_reach(
+    context: ClientContext, metadata: LedgerMetadata, digest: Digest, *, at_ack_quorum: bool = False
+) -> None:
     """Check that enough bookies answer to find a ledger's end, by LAC reads that do not fence.
 
     A takeover that cannot be completed must not end a healthy writer. Returns as soon as the answers cover
-    all write sets (rule 12b).
+    all write sets (rule 12b). With guaranteed write quorum entries may have to be written back to all of
+    their write set. Then each seat needs a bookie that answers, or a replacement.
+
+    Args:
+        at_ack_quorum: as of `recover_ledger`.
 
     Raises:
         LedgerRecoveryError: too few bookies answer. Nothing has been done.
         NoSuchLedgerError: the ledger has been deleted.
     """
-    while (error := await _out_of_reach(context, metadata, digest)) is not None:
+    while (error := await _out_of_reach(context, metadata, digest, at_ack_quorum)) is not None:
         # The metadata may be older than the ledger's last change, or its bookies may refuse a deleted ledger.
         known = metadata
         try:
@@ -147,14 +153,16 @@ async def check_reach(context: ClientContext, metadata: LedgerMetadata, digest: 
 
 
 async def _out_of_reach(
-    context: ClientContext, metadata: LedgerMetadata, digest: Digest
+    context: ClientContext, metadata: LedgerMetadata, digest: Digest, at_ack_quorum: bool
 ) -> LedgerRecoveryError | None:
     ensemble = metadata.last_fragment.bookies
-    tally = FenceTally(metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum, 0)
+    sizes = (metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum)
+    tally = FenceTally(*sizes, metadata.last_fragment.first_entry)
     question = ReadLac(metadata.ledger_id, NO_TERM, NO_ENTRY, 0)
+    is_whole, highest, silent = metadata.guaranteed_write_quorum and not at_ack_quorum, NO_ENTRY, 0
 
-    async def ask(bookie_id: str) -> None:
-        await context.pool.ask(
+    async def ask(bookie_id: str) -> ReadLacAnswer:
+        answer, _ = await context.pool.ask(
             bookie_id,
             question,
             ReadLacAnswer,
@@ -162,27 +170,48 @@ async def _out_of_reach(
             ledger_id=metadata.ledger_id,
             auth=digest.token(bookie_id),
         )
+        return answer
 
     tasks = {asyncio.create_task(ask(bookie_id)): seat for seat, bookie_id in enumerate(ensemble)}
     waiting, errors = set(tasks), dict[str, str]()
     try:
-        while waiting and not tally.is_covered:
+        while waiting and not (tally.is_covered and (not is_whole or highest <= tally.lafr)):
             done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 error = task.exception()
                 if error is None:
-                    tally.answer(tasks[task], None)
+                    answer = task.result()
+                    statement = believed(answer.statement, metadata, digest)
+                    if statement is None:
+                        tally.answer(tasks[task], None)
+                    else:
+                        tally.answer(tasks[task], statement.lac, statement.lafr)
+                    highest = max(highest, answer.last_entry, tally.lac)
                 elif isinstance(error, BookKeeperError):
                     errors[ensemble[tasks[task]]] = str(error)
+                    silent |= 1 << tasks[task]
                 else:
                     raise error
     finally:
         for task in waiting:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
-    if tally.is_covered:
-        return None
-    return _uncovered(metadata, errors, "Nothing was done: its writer, if it has one, goes on")
+    if not tally.is_covered:
+        return _uncovered(metadata, errors, _NOTHING_DONE)
+    if is_whole and silent and highest > tally.lafr:
+        try:
+            await context.finder.replace(metadata, ensemble, silent)
+        except NotEnoughBookiesError as error:
+            return LedgerRecoveryError(
+                f"entries {tally.lafr + 1} to {highest} of ledger {metadata.ledger_id} may have to be "
+                f"written back, and bookies are missing: {error}. {_NOTHING_DONE}. Run it again when "
+                "they are back, or with at_ack_quorum to close the ledger with Qa copies of some entries",
+                ledger_id=metadata.ledger_id,
+            )
+    return None
+
+
+_NOTHING_DONE = "Nothing was done: its writer, if it has one, goes on"
 
 
 def _uncovered(metadata: LedgerMetadata, errors: dict[str, str], advice: str) -> LedgerRecoveryError:

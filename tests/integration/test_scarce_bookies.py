@@ -377,6 +377,8 @@ async def test_a_recovery_is_content_with_qa_where_it_is_told_to(cluster: Cluste
         async with asyncio.timeout(WAIT_S):
             with pytest.raises(client_aio.LedgerRecoveryError, match="at_ack_quorum"):
                 await client.open_ledger(ledger.ledger_id, recover=True)
+            # Its writer was not fenced in vain.
+            assert (await client.ledger_metadata(ledger.ledger_id)).state.name == "OPEN"
             reader = await client.open_ledger(ledger.ledger_id, recover=True, at_ack_quorum=True)
         assert reader.last_add_confirmed == 1
         assert reader.metadata.below_write_quorum_from in (0, 1)

@@ -224,6 +224,8 @@ class Draw:
             self.some(each, self.clients, 2, lasts=(0.2, 1.5))
         self.some("pause", self.clients, 2)
         self.some("block_both", self.clients, 2)
+        for _ in range(rng.choice((0, 0, 3, 10))):
+            self.fault("cancel_tasks", rng.choice(self.clients), amount=rng.random())
 
     def plan(self, **more: Any) -> Plan:
         """Return the plan drawn so far."""

@@ -110,6 +110,27 @@ def pause(simulation: Simulation, fault: Fault) -> bool:
     return True
 
 
+_OWNED = (
+    "ensemble change of", "look at ledger", "healing of", "rolls of log", "bookie directory",
+    "metadata of ledger",
+)  # fmt: skip
+"""How the names begin of a client's tasks that only their owner ends (`metadata.owned_task`)."""
+
+
+@kind
+def cancel_tasks(simulation: Simulation, fault: Fault) -> bool:
+    """The application cancels tasks that its client owns: all of them, or one."""
+    process = simulation.network.processes.get(fault.target)
+    if process is None or not process.is_alive:
+        return False
+    owned = [task for task in process.tasks if not task.done() and task.get_name().startswith(_OWNED)]
+    if not owned:
+        return False
+    for task in owned if fault.amount < 0.5 else [owned[int(fault.amount * 1009) % len(owned)]]:
+        simulation.loop.post(process, 0.0, task.cancel)
+    return True
+
+
 @kind
 def clock_jump(simulation: Simulation, fault: Fault) -> bool:
     """A process's clocks jump ahead."""

@@ -113,6 +113,17 @@ MUTANTS = [
         tests=("tests/client_aio/core/test_client_healing.py",),
     ),
     Mutant(
+        236, "a task that the application has cancelled is not started again",
+        (Edit("metadata.owned_task:OwnedTask._done", "task.cancelled() and not self.is_cancelled", "False"),),
+        _HEALING_TERMS,
+    ),
+    Mutant(
+        237, "a recovery fences before it knows that it has bookies to write back to",
+        (Edit("client_aio.ledger.recovery:_out_of_reach",
+              "if is_whole and silent and highest > tally.lafr:", "if False:"),),
+        tests=("tests/integration/test_scarce_bookies.py", "-k", "content_with_qa"),
+    ),
+    Mutant(
         235, "why a bookie refuses the term is not asked of the metadata",
         (Edit("client_aio.ledger.ensemble_change:EnsembleChangeTask._fail_fenced",
               "await self._context.ledgers.read(ledger_id, sync=True)", "pass"),),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import deque
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from tests.sim.simulation import Simulation
 
 TAKEOVER_BOUND_S = 40.0
+WAIT_BOUND_S = 9.0
+"""An add waits for the bookies that are away, for the next ones that go, and for a cancelled task."""
 
 
 @role
@@ -86,11 +89,19 @@ async def term_streamer(simulation: Simulation, actor: Actor, client: Client) ->
         history.note(actor.name, "took over, term", ledger.term, "behind", ledger.last_add_confirmed)
         number, who, last = 0, f"{actor.name}.{life}", ""
         bulks: set[asyncio.Task[None]] = set()
+        waiting: deque[tuple[float, asyncio.Future[int]]] = deque()
         while not ledger.is_closed and not simulation.is_healed:
             for _ in range(rng.randint(1, settings["burst"])):
                 value = b"%s.%d" % (who.encode(), number)
-                record.issued(who, value, ledger.add_entry(value))
+                waiting.append((simulation.loop.now, ledger.add_entry(value)))
+                record.issued(who, value, waiting[-1][1])
                 number += 1
+            while waiting and waiting[0][1].done():
+                waiting.popleft()
+            if waiting and simulation.loop.now - waiting[0][0] > WAIT_BOUND_S:
+                history.fail(
+                    "NobodyWaitsForEver", f"{who} waits for an add of {waiting[0][0]:.3f} s: {ledger!r}"
+                )
             if ledger.state != last:
                 last = ledger.state
                 history.note(actor.name, "its writer is", last, "under term", ledger.term)
@@ -100,13 +111,19 @@ async def term_streamer(simulation: Simulation, actor: Actor, client: Client) ->
                 bulks.add(bulk)
                 bulk.add_done_callback(bulks.discard)
             await asyncio.sleep(settings["step_s"] * rng.random() * 2)
-        try:
-            await ledger.close()
-        except BookKeeperError as error:
-            history.note(actor.name, "writing ended:", repr(error))
-        finally:
-            await ledger.abort()
-            await asyncio.gather(*bulks)
+        await _leave(simulation, actor, ledger, bulks)
+
+
+async def _leave(
+    simulation: Simulation, actor: Actor, ledger: UnboundedLedgerWriter, bulks: set[asyncio.Task[None]]
+) -> None:
+    try:
+        await ledger.close()
+    except BookKeeperError as error:
+        simulation.history.note(actor.name, "writing ended:", repr(error))
+    finally:
+        await ledger.abort()
+        await asyncio.gather(*bulks)
 
 
 async def _add_bulk(
