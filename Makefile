@@ -12,7 +12,7 @@
 #   make sim-campaign    SEEDS=n more seeds of the campaign of this code, which begins at START
 #   make sim-versions    the same seeds on every Python found (3.11 to 3.14): the verdicts must agree
 #   make crash-states    what a power cut may leave of the storage engine's writes, one after another
-#   make mutants  plants 129 bugs, one after another, and reports which are caught
+#   make mutants  plants bugs, one after another, and reports which are caught
 #   make bench    the product measured from all sides (docs/BENCHMARKS.md)   ARGS="closed tail --seconds 5"
 #   make bench-write   writing beside the disk and the ceiling, minutes      ARGS=... is handed on
 #   make bench-peers   beside Apache BookKeeper, Kafka and NATS (needs Maven and a JDK; hours)   ARGS=... is handed on

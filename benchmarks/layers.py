@@ -233,12 +233,14 @@ async def bookie_us(shape: Shape, seconds: float) -> float:
         segment.file = cast("File", DurableAtOnce(segment.file))
         limits = Limits(connection_bytes_pending_max=1 << 30, bytes_pending_max=1 << 30)
         passwords = PasswordLedgers(engine, cast("Any", None))
+        warnings = RepeatedWarnings(logging.getLogger(), loop)
         requests = Dispatcher(
             engine=engine, limits=limits, loop=loop,
             hello=HelloAnswer(VERSION_MAX, "b1", "", "", 1 << 20, 1 << 20),
             info=dict, authoriser=LedgerAuthoriser(engine, passwords), passwords=passwords,
             drop_if_deleted=cast("Any", None), lift_mark=cast("Any", None),
             given_ids=GivenIds(LEDGER_ID_MAX, cast("Any", None)), not_free_below=lambda: 0,
+            warnings=warnings,
         )  # fmt: skip
         connection = Connection(
             loop,
@@ -246,13 +248,14 @@ async def bookie_us(shape: Shape, seconds: float) -> float:
             Backpressure(limits, loop),
             requests,
             set(),
-            RepeatedWarnings(logging.getLogger(), loop),
+            warnings,
         )
         connection.connection_made(cast("asyncio.Transport", Silent()))
         feed(
             connection,
             memoryview(encode_frame(encode_request(Hello(VERSION_MIN, VERSION_MAX, "layers", "", ""), 0))),
         )
+        connection.added()  # adds of a connection that has stored one come first
         prepared = [PreparedRequest(Add(ledger_id, 0, 0)) for ledger_id in range(shape.ledgers)]
         at = 0
 

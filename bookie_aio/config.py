@@ -45,11 +45,8 @@ class Limits:
     """
     connection_frames_per_turn: int = 256
     """Frames of one connection in an event-loop iteration, before those of other connections are handled."""
-    slow_lane_turn_s: float = 0.001
-    """The time in an event-loop iteration for all requests but adds, over all connections.
-
-    The rest of the iteration is for adds. Requests that do not get their share wait for the next iteration.
-    """
+    slow_lane_slice_s: float = 0.0005
+    """The time for all requests but adds, over all connections, before the adds that have come go first."""
     received_bytes_max: int = 24 * MIB
     """Receive buffers of connections that have stored an add, over all of these connections.
 

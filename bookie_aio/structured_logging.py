@@ -124,13 +124,14 @@ def configure(*, level: str = "INFO", as_json: bool = False, stream: TextIO | No
 @dataclass(slots=True)
 class _Repeated:
     reason: str
+    level: int
     timer: asyncio.TimerHandle
     values: dict[str, object] = field(default_factory=dict)  # of the last record that was not written
     count: int = 0
 
 
 class RepeatedWarnings:
-    """Warnings of which peers can cause any number: one line for each reason and minute, with a count.
+    """Records of which peers can cause any number: one line for each reason and minute, with a count.
 
     The first record is written at once. Further ones are counted, and one line at the end of the minute has
     their count and the fields of the last one. Reasons that differ in numbers and quoted text only are the
@@ -144,13 +145,25 @@ class RepeatedWarnings:
 
     def warning(self, message: str, *, reason: str, **values: object) -> None:
         """Write a warning with these fields, or count it."""
+        self.log(logging.WARNING, message, reason=reason, exc_info=None, **values)
+
+    def log(
+        self,
+        level: int,
+        message: str,
+        *,
+        reason: str,
+        exc_info: BaseException | None = None,
+        **values: object,
+    ) -> None:
+        """Write a record of a level with these fields, or count it. The first one has the traceback."""
         key = (message, _VARIABLE.sub("#", reason))
         if key not in self._repeated and len(self._repeated) >= _REASONS_MAX:
             key, reason = (message, ""), "other reasons"
         found = self._repeated.get(key)
         if found is None:
-            self._repeated[key] = _Repeated(reason, self._after_period(key))
-            self._logger.warning(message, extra=fields(**values, reason=reason))
+            self._repeated[key] = _Repeated(reason, level, self._after_period(key))
+            self._logger.log(level, message, extra=fields(**values, reason=reason), exc_info=exc_info)
         else:
             found.count += 1
             found.values = values
@@ -168,7 +181,7 @@ class RepeatedWarnings:
 
     def _write(self, message: str, repeated: _Repeated) -> None:
         values = fields(**repeated.values, reason=repeated.reason, count=repeated.count)
-        self._logger.warning(message, extra=values)
+        self._logger.log(repeated.level, message, extra=values)
         repeated.count = 0
 
     def close(self) -> None:

@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from client_aio.config import ClientConfig
     from client_aio.core.placement import Choice, PlacementPolicy, RackAware, Seating, WeightedRandom
     from client_aio.election import LeaderElection
+    from client_aio.healing import WriterState
     from client_aio.ledger.entry_reader import Entry, EntryBatch
     from client_aio.ledger.reader import LedgerReader
     from client_aio.ledger.writer import LedgerWriter
     from client_aio.log.add_ledgers import AddedToLog
     from client_aio.log.gaps import LogGap
-    from client_aio.log.healing import WriterState
     from client_aio.log.reader import LogBatch, LogRecord
     from client_aio.log.takeover import LogMetadata
     from client_aio.log.truncation import SweepReport
@@ -86,7 +86,7 @@ _OF_MODULES = {
     "client_aio.log.gaps": ("LogGap",),
     "client_aio.log.reader": ("LogBatch", "LogRecord"),
     "client_aio.log.truncation": ("SweepReport",),
-    "client_aio.log.healing": ("WriterState",),
+    "client_aio.healing": ("WriterState",),
     "client_aio.log.writer": ("LogWriter",),
     "client_aio.ledger.reader": ("LedgerReader",),
     "client_aio.admin.repair": ("RepairedFragment", "RepairProgress", "RepairReport"),

@@ -131,6 +131,71 @@ class WriteOptions:
     """An add's future is done when Qa bookies have received the entry; `force` makes entries durable."""
 
 
+_COUNTS = ("reads_per_pass", "reads_at_once", "tasks_max", "worker_bytes_per_s", "cluster_bytes_per_s")
+"""The settings of auto recovery that are whole numbers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AutoRecoveryConfig:
+    """Settings of one auditor and one worker. Times are in seconds, sizes in bytes."""
+
+    lost_bookie_delay_s: float = 600.0
+    """A bookie that is gone for longer is lost: its entries are copied to others."""
+
+    look_interval_s: float = 1.0
+    """How often the auditor looks which bookies are registered. A look costs no read."""
+
+    pass_interval_s: float = 30.0
+    """The pause between two passes over the metadata.
+
+    A pass lists all ledgers, and reads those that are new or not CLOSED."""
+
+    reads_per_pass: int = 3000
+    """At most so many ledgers that are not CLOSED are read in one pass; they take turns."""
+
+    reread_interval_s: float = 6 * 3600.0
+    """Within this time every CLOSED ledger is read once again. Repairs by hand change it."""
+
+    reads_at_once: int = 16
+    """The number of reads from the metadata store that are under way at once."""
+
+    tasks_max: int = 5000
+    """At most so many tasks stand in the metadata store; further ledgers wait in the auditor's memory."""
+
+    check_interval_s: float = 24 * 3600.0
+    """Within this time the replicas of every ledger are checked once."""
+
+    checks_per_s: float = 10.0
+    """At most so many ledgers are checked in a second."""
+
+    info_interval_s: float = 30.0
+    """How often each bookie is asked whether it lost data."""
+
+    worker_bytes_per_s: int = 16 * MIB
+    """How many bytes a worker reads in a second, for copying and for verifying."""
+
+    cluster_bytes_per_s: int = 64 * MIB
+    """How many bytes all workers together read in a second. Each gets the same share."""
+
+    retry_s: float = 10.0
+    """A task that failed is tried again after this time, and then each time after twice as long."""
+
+    retry_max_s: float = 600.0
+    """The longest of these pauses."""
+
+    poll_interval_s: float = 30.0
+    """How often an idle worker looks for tasks, beside the watch that tells it of new ones."""
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            value = getattr(self, name)
+            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if not is_number or not 0 < value < math.inf:
+                raise InvalidArgumentError(f"{name} {value!r} is not a positive number")
+            if name in _COUNTS and not isinstance(value, int):
+                raise InvalidArgumentError(f"{name} {value!r} is not a whole number")
+
+
 PASSWORD_VARIABLE = "BOOKIE_AIO_PASSWORD"
 
 

@@ -2,7 +2,8 @@
 
     BookKeeperError
     ├── InvalidArgumentError            (also a ValueError) the caller's mistake; raised at once
-    │   └── EntryTooLargeError
+    │   ├── EntryTooLargeError
+    │   └── StaleTransactionError       the log has recorded a later batch, or the batch with other records
     ├── BackpressureError               too many bytes in flight; nothing was sent
     ├── ClientClosedError               the handle or the client is closed
     ├── OperationTimeoutError           (also a TimeoutError)
@@ -107,6 +108,7 @@ __all__ = [
     "ProtocolError",
     "RecordsLostError",
     "StaleMetadataError",
+    "StaleTransactionError",
     "StorageError",
     "TooManyRequestsError",
     "UnauthorizedAccessError",
@@ -164,6 +166,10 @@ class InvalidArgumentError(BookKeeperError, ValueError):
 
 class EntryTooLargeError(InvalidArgumentError):
     """The entry is larger than the limit; nothing was sent."""
+
+
+class StaleTransactionError(InvalidArgumentError):
+    """The log has recorded a later batch of the query, or the batch with other records; nothing was done."""
 
 
 class BackpressureError(BookKeeperError):

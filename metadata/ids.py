@@ -42,7 +42,13 @@ KEY_UNBOUNDED = "unbounded"
 KEY_AVAILABLE = "bookies/available"
 KEY_COOKIES = "bookies/cookies"
 KEY_AGES = "bookies/ages"
+KEY_RETIRED = "bookies/retired"
 KEY_SET_BACKS = "set_backs"
+KEY_REPAIR_TASKS = "autorecovery/tasks"
+KEY_REPAIR_LOCKS = "autorecovery/locks"
+KEY_REPAIR_WORKERS = "autorecovery/workers"
+KEY_AUDITOR = "autorecovery/auditor"
+KEY_REPAIR_PAUSED = "autorecovery/paused"
 
 
 def check_bookie_id(bookie_id: str) -> str:

@@ -6,6 +6,7 @@ Owns the kinds of files and the kinds of damage. Everything is drawn from a rand
 from __future__ import annotations
 
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -40,9 +41,12 @@ def kind_of(path: Path) -> str:
         return ""
     if path.with_suffix(form.INDEX_SUFFIX).exists():
         return "segment, sealed"
-    with path.open("rb") as file:
-        file.seek(form.DATA_OFFSET)
-        return "segment, active" if file.read(4) == form.GROUP_MAGIC else "segment, ready"
+    try:
+        with path.open("rb") as file:
+            file.seek(form.DATA_OFFSET)
+            return "segment, active" if file.read(4) == form.GROUP_MAGIC else "segment, ready"
+    except FileNotFoundError:  # the bookie runs, and has removed it
+        return ""
 
 
 @dataclass(frozen=True)
@@ -251,6 +255,8 @@ def damage(
             by_kind.setdefault(kind, []).append(path)
     kinds = [kind for kind in by_kind for _ in range(_WEIGHTS.get(kind, 1))]
     kind = "segment, active" if active_only else rng.choice(kinds)
+    if kind not in by_kind:
+        return None
     path = by_kind[kind][-1] if active_only else rng.choice(by_kind[kind])
     what = rng.choice(sorted(KINDS))
     before = _seen(directory)
@@ -266,7 +272,12 @@ def damage(
 
 
 def _seen(directory: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in directory.iterdir() if path.is_file()}
+    seen = {}
+    for path in directory.iterdir():
+        with suppress(FileNotFoundError):  # the bookie may run, and remove files
+            if path.is_file():
+                seen[path.name] = path.read_bytes()
+    return seen
 
 
 def remove(directory: Path) -> None:

@@ -24,6 +24,9 @@ Formatting survives a crash at each point, since it writes in this order:
 With the store first, a crash would leave an empty directory under a known id. A lost disk looks the same, and
 must be refused.
 
+A cookie file that differs from the metadata store's record in one bit is that record, damaged. The bookie
+writes it again (`is_flipped`). Two bookies never differ in one bit only: their incarnations are random.
+
 A cookie does not change, so a copy of the directory from the past has the right one. The bookie's *age* tells
 such a copy from the directory itself. It is a number that the bookie raises at each start, and every few
 seconds while entries come in. It stands in each directory (`AgeFile`) and in the metadata store. Where the
@@ -49,6 +52,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from metadata.access.bookies import AgeRecord, Cookie
+
+
+def is_flipped(found: bytes, stored: Cookie) -> bool:
+    """Return whether the bytes of a cookie file are those of this cookie, but for one flipped bit."""
+    right = stored.to_json()
+    if len(found) != len(right):
+        return False
+    return sum((one ^ other).bit_count() for one, other in zip(found, right, strict=True)) == 1
 
 
 class Action(enum.Enum):

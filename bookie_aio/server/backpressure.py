@@ -9,7 +9,7 @@ Owns the budgets, and for each of them a queue of the connections that wait for 
 - `received_of_others`: receive buffers of all other connections. A stranger's frames in part take no room
   from the frames of writers.
 
-Owns the `SlowLane`, too. It bounds the time of all requests but adds in one event-loop iteration.
+Owns the `SlowLane`, too. It bounds the time of all requests but adds.
 
 Each connection keeps its own sums (`bookie_aio.server.connection`).
 
@@ -19,11 +19,12 @@ needs more room than it found goes to the end of the queue.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+import types
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine, Generator
 
     from bookie_aio.config import Limits
     from bookie_aio.wire.frames import FrameParser
@@ -31,6 +32,16 @@ if TYPE_CHECKING:
 
 _BUFFER_BYTES_SCARCE = 16 * 1024
 """The largest usual receive buffer while less than half of its budget is left."""
+_TURN_S = 0.0002
+"""The time of one connection's turn in the slow lane. It begins no further request after that."""
+_REST_S_MIN = 0.001
+"""The finest that timers have."""
+_ADDS_RECENT_S = 0.25
+"""Adds are being served for so long after the last one."""
+_DEBT_S_MAX = 0.1
+"""The longest rest."""
+
+_T = TypeVar("_T")
 
 
 class Waiting(Protocol):
@@ -38,6 +49,17 @@ class Waiting(Protocol):
 
     def room_again(self) -> None:
         """Handle the frames that wait, as far as there is room. Called by the event loop."""
+
+
+class Turns(Protocol):
+    """A connection that waits for its turn in the slow lane, or the server that accepts connections."""
+
+    def take_turn(self) -> None:
+        """Handle the requests that wait, as far as `SlowLane.begin` allows, and send their answers."""
+
+
+class Blocked(Waiting, Turns, Protocol):
+    """A connection that waits for any of these."""
 
 
 class Budget:
@@ -163,64 +185,167 @@ class ReceiveRoom:
 
 
 class SlowLane:
-    """The time in each event-loop iteration for all requests but adds.
+    """The time for all requests but adds. It keeps the event loop free for adds, whoever asks for what.
 
-    A connection whose request finds no time left waits. It is woken in a later iteration, after the bytes
-    that have arrived in between were handled, and the adds among them.
+    It is a token bucket of time. While adds are served, the other requests run in slices of `slice_s`. The
+    rest after a slice is their processor time, times their price. In a rest the event loop sleeps.
+    The journal's thread finds the interpreter lock free then, and writers on the same machine find a
+    processor. While no adds come, the slices follow one another, one in each event-loop iteration.
+
+    Turns are counted in time. A turn ends after `_TURN_S`, and the connection goes to the end of the queue.
+    So a connection whose requests are dear gets fewer of them. Writers have a queue of their own, which goes
+    first: the adds of a writer wait behind its own reads.
     """
 
-    __slots__ = ("_clock", "_is_due", "_is_waking", "_loop", "_seconds", "_spent", "_waiting")
+    __slots__ = (
+        "_adds_at", "_adds_seen", "_began", "_clock", "_credit", "_credited_at", "_effort", "_is_armed",
+        "_loop", "_others", "_price", "_slice_s", "_turn_of", "_turn_until", "_turns", "_writers", "adds",
+    )  # fmt: skip
 
-    def __init__(self, seconds: float, loop: asyncio.AbstractEventLoop, clock: Callable[[], float]) -> None:
-        self._seconds = seconds
+    def __init__(
+        self,
+        slice_s: float,
+        loop: asyncio.AbstractEventLoop,
+        clock: Callable[[], float],
+        effort: Callable[[], float],
+    ) -> None:
+        """`effort` returns the processor time of this thread. `clock` returns the time."""
+        self._slice_s = slice_s
         self._loop = loop
         self._clock = clock
-        self._waiting: dict[Waiting, None] = {}
-        self._spent = 0.0
-        self._is_due = False
-        self._is_waking = False
+        self._effort = effort
+        self._writers: dict[Turns, None] = {}
+        self._others: dict[Turns, None] = {}
+        self._credit = slice_s
+        self._credited_at = self._adds_at = clock()
+        self._adds_seen = 0
+        self._is_armed = False
+        self._turn_of: Turns | None = None
+        self._turn_until: float | None = None
+        self._turns = 0
+        self._began = 0.0
+        self._price = 1.0
+        self.adds = 0
+        """The number of adds that became durable."""
 
     @property
     def waiting(self) -> int:
         """Return the number of connections that wait."""
-        return len(self._waiting)
+        return len(self._writers) + len(self._others)
 
-    def begin(self, connection: Waiting) -> float | None:
-        """Return the time at which a request begins; None where the connection has to wait for its turn."""
-        if self._spent >= self._seconds or (self._waiting and not self._is_waking):
-            self._waiting[connection] = None
-            self._arm()
-            return None
-        self._is_waking = False  # one request each: the next one goes to the end of the queue
-        return self._clock()
+    def begin(self, connection: Turns, price: float, *, is_writer: bool) -> bool:
+        """Return whether a request may be handled now. Where it may not, its connection is queued."""
+        now = self._clock()
+        if self._turn_of is connection:
+            if self._turn_until is None:
+                self._turn_until = now + _TURN_S
+            is_due = now < self._turn_until
+        else:
+            is_due = not self._writers and not self._others and self._has_credit(now)
+        if not is_due:
+            (self._writers if is_writer else self._others)[connection] = None
+            self._arm(now)
+            return False
+        self.begin_at_once(price)
+        return True
 
-    def end(self, began: float) -> None:
-        """Count the time of a request that ends now."""
-        self._spent += self._clock() - began
-        self._arm()
+    def begin_at_once(self, price: float) -> None:
+        """Begin a request that does not wait. The others wait for longer in its place."""
+        self._price = price
+        self._began = self._effort()
 
-    def forget(self, connection: Waiting) -> None:
+    def end(self) -> None:
+        """Count the time of the request that began last, unless it is a part of a turn, which is counted."""
+        if self._turn_of is None:
+            self._spend(self._began, self._price)
+
+    def timed(self, work: Coroutine[object, object, _T], price: float) -> Coroutine[object, object, _T]:
+        """Return a coroutine that does this work, and counts the time that the event loop spends on it."""
+        return _in_slow_lane(work, self._effort, lambda began: self._spend(began, price))
+
+    def forget(self, connection: Turns) -> None:
         """Take a connection out of the queue."""
-        self._waiting.pop(connection, None)
+        self._writers.pop(connection, None)
+        self._others.pop(connection, None)
 
-    def _arm(self) -> None:
-        if not self._is_due:
-            self._is_due = True
-            self._loop.call_soon(self._next_iteration)
+    def _spend(self, began: float, price: float) -> None:
+        spent = self._effort() - began
+        now = self._clock()
+        self._has_credit(now - spent)
+        self._credit = max(self._credit - spent * price, -_DEBT_S_MAX)
+        self._credited_at = now
 
-    def _next_iteration(self) -> None:
-        self._is_due = False
-        self._spent = 0.0
-        for _ in range(len(self._waiting)):
-            if self._spent >= self._seconds or not self._waiting:
-                break
-            first = next(iter(self._waiting))
-            del self._waiting[first]
-            self._is_waking = True
-            first.room_again()
-            self._is_waking = False
-        if self._waiting:
-            self._arm()
+    def _are_adds_served(self, now: float) -> bool:
+        if self.adds != self._adds_seen:
+            self._adds_seen, self._adds_at = self.adds, now
+        return now - self._adds_at < _ADDS_RECENT_S
+
+    def _has_credit(self, now: float) -> bool:
+        rested = max(0.0, now - self._credited_at)
+        self._credited_at = max(now, self._credited_at)
+        self._credit = min(self._credit + rested, self._slice_s)
+        return self._credit > 0
+
+    def _arm(self, now: float) -> None:
+        if self._is_armed:
+            return
+        self._is_armed = True
+        if self._are_adds_served(now):
+            self._loop.call_later(max(self._slice_s - self._credit, _REST_S_MIN), self._run_slice)
+        else:
+            self._credit = max(self._credit, 0.0)
+            self._loop.call_soon(self._run_slice)
+
+    def _run_slice(self) -> None:
+        self._is_armed = False
+        try:
+            self._give_turns()
+        finally:
+            if self.waiting:
+                self._arm(self._clock())
+
+    def _give_turns(self) -> None:
+        now = self._clock()
+        if not self._are_adds_served(now):
+            self._credit = self._slice_s
+        left = self.waiting  # a connection that queues up again in this loop waits for the next slice
+        while self._has_credit(now) and left > 0 and self.waiting:
+            left -= 1
+            self._turns += 1
+            # Every fourth turn is one of the others, so that readers go on beside any number of writers.
+            is_of_writers = self._writers and (self._turns % 4 or not self._others)
+            queue = self._writers if is_of_writers else self._others
+            self._turn_of = first = next(iter(queue))
+            del queue[first]
+            self._turn_until = None
+            self._price = 1.0
+            began = self._effort()
+            try:
+                first.take_turn()
+            finally:
+                self._turn_of = None
+            self._spend(began, self._price)
+            now = self._credited_at
+
+
+@types.coroutine
+def _in_slow_lane(
+    work: Coroutine[object, object, _T], effort: Callable[[], float], spend: Callable[[float], None]
+) -> Generator[object, object, _T]:
+    step: Callable[[Any], object] = work.send
+    argument: object = None
+    while True:
+        began = effort()
+        try:
+            waited_for = step(argument)
+        except StopIteration as end:
+            return cast("_T", end.value)
+        finally:
+            spend(began)
+        try:
+            step, argument = work.send, (yield waited_for)
+        except BaseException as error:  # a cancellation, which belongs to the work
+            step, argument = work.throw, error
 
 
 class Backpressure:
@@ -229,37 +354,52 @@ class Backpressure:
     __slots__ = ("adds", "reads", "received", "received_of_others", "running", "slow_lane")
 
     def __init__(
-        self, limits: Limits, loop: asyncio.AbstractEventLoop, clock: Callable[[], float] | None = None
+        self,
+        limits: Limits,
+        loop: asyncio.AbstractEventLoop,
+        clock: Callable[[], float] | None = None,
+        effort: Callable[[], float] | None = None,
     ) -> None:
-        """`clock` measures the time that requests take, in seconds; None stands for the loop's."""
+        """Make the budgets.
+
+        Args:
+            clock: the time in seconds; None stands for the loop's, which may stand still in an iteration.
+            effort: the processor time of this thread in seconds; None stands for `clock`.
+        """
         self.adds = Budget(limits.bytes_pending_max, loop)
         self.reads = Budget(limits.reads_bytes_max, loop)  # bytes of answers
         self.running = Budget(limits.reads_max, loop)  # reads that are being computed
         self.received = Budget(limits.received_bytes_max, loop)
         self.received_of_others = Budget(limits.received_bytes_max, loop)
-        self.slow_lane = SlowLane(limits.slow_lane_turn_s, loop, clock or loop.time)
+        clock = clock or loop.time
+        self.slow_lane = SlowLane(limits.slow_lane_slice_s, loop, clock, effort or clock)
 
     @property
-    def _queues(self) -> tuple[Budget | SlowLane, ...]:
-        return (
-            self.adds, self.reads, self.running, self.received, self.received_of_others, self.slow_lane,
-        )  # fmt: skip
+    def _budgets(self) -> tuple[Budget, ...]:
+        return self.adds, self.reads, self.running, self.received, self.received_of_others
 
     @property
     def waiting(self) -> int:
         """Return the number of connections that wait."""
-        return sum(queue.waiting for queue in self._queues)
+        return sum(budget.waiting for budget in self._budgets) + self.slow_lane.waiting
 
     @property
     def has_room_for_reads(self) -> bool:
         """Return whether another read may start."""
         return not self.reads.is_exhausted and not self.running.is_exhausted
 
+    @property
+    def may_read_at_once(self) -> bool:
+        """Return whether another read may start, and takes the room of no connection that waits for it."""
+        return self.has_room_for_reads and not self.reads.waiting and not self.running.waiting
+
     def wait_for_reads(self, waiting: Waiting) -> None:
         """Queue up for the budget that keeps reads from starting."""
-        (self.reads if self.reads.is_exhausted else self.running).wait(waiting)
+        is_for_bytes = self.reads.is_exhausted or self.reads.waiting  # both budgets wake when a read ends
+        (self.reads if is_for_bytes else self.running).wait(waiting)
 
-    def forget(self, waiting: Waiting) -> None:
+    def forget(self, blocked: Blocked) -> None:
         """Take a connection out of all queues."""
-        for queue in self._queues:
-            queue.forget(waiting)
+        for budget in self._budgets:
+            budget.forget(blocked)
+        self.slow_lane.forget(blocked)

@@ -4,6 +4,9 @@ Owns the order of start and end. The start checks the identity, replays the stor
 The registration comes last, so that no client finds a bookie that cannot answer yet. The end accepts nothing
 more, answers every accepted request, deregisters and closes.
 
+Connections are accepted in turns of the slow lane, a few in each (`PacedServer`). asyncio's own server
+accepts all that wait in one event-loop iteration.
+
 Invariant (rule 2): once the storage has failed, nothing is answered any more. All connections are aborted, so
 that no client waits for an answer that will not come.
 """
@@ -12,11 +15,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Self
+import os
+import socket
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Protocol, Self
 
 from bookie_aio.server.age import BookieAge
 from bookie_aio.server.backpressure import Backpressure
-from bookie_aio.server.connection import Connection
+from bookie_aio.server.connection import DEAR, Connection
 from bookie_aio.server.dispatcher import Dispatcher, LedgerAuthoriser, PasswordLedgers
 from bookie_aio.server.given_ids import GivenIds
 from bookie_aio.server.healing import Healing
@@ -32,10 +38,11 @@ from metadata.errors import StorageError
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable, Collection
+    from collections.abc import Collection, Sequence
     from types import TracebackType
 
     from bookie_aio.config import BookieConfig
+    from bookie_aio.server.backpressure import SlowLane
     from bookie_aio.server.dispatcher import Authoriser
     from bookie_aio.storage.disk.disk import Disk
     from metadata.access.bookies import Cookie
@@ -44,6 +51,145 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _BACKLOG = 1024
+_ACCEPTED_AT_ONCE = 4
+_ACCEPT_AGAIN_S = 0.5
+"""The time after which a bookie without descriptors tries again."""
+
+
+class ListeningSocket(Protocol):
+    """A listening socket, as far as its address is concerned."""
+
+    def getsockname(self) -> tuple[str, int]:
+        """Return host and port, and perhaps more."""
+
+
+class Server(Protocol):
+    """What accepts connections."""
+
+    @property
+    def sockets(self) -> Sequence[ListeningSocket]:
+        """Return the listening sockets."""
+
+    def close(self) -> None:
+        """Accept nothing more."""
+
+
+Listen = Callable[[Callable[[], Connection], str, int], Awaitable[Server]]
+"""Called with what makes a connection, the host, and the port. Raises OSError."""
+
+
+class PacedServer:
+    """Accepts connections in turns of the slow lane. Made by `listen`."""
+
+    def __init__(
+        self,
+        sockets: list[socket.socket],
+        make: Callable[[], Connection],
+        lane: SlowLane,
+        warnings: RepeatedWarnings,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._make = make
+        self._lane = lane
+        self._warnings = warnings
+        self._accepting: set[asyncio.Task[None]] = set()
+        self._again: asyncio.TimerHandle | None = None
+        self.sockets = sockets
+        self._wait_for_connections()
+
+    @classmethod
+    async def listen(
+        cls,
+        make: Callable[[], Connection],
+        host: str,
+        port: int,
+        lane: SlowLane,
+        warnings: RepeatedWarnings,
+    ) -> Self:
+        """Listen on all addresses of a host. Raises OSError."""
+        found = await asyncio.get_running_loop().getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        sockets: list[socket.socket] = []
+        try:
+            for family, _, _, _, address in dict.fromkeys(found):
+                one = socket.socket(family, socket.SOCK_STREAM)
+                sockets.append(one)
+                one.setblocking(False)
+                one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:
+                    one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                try:
+                    one.bind(address)
+                    one.listen(_BACKLOG)
+                except OSError as error:
+                    where, reason = (
+                        join_address(str(address[0]), int(address[1])),
+                        os.strerror(error.errno or 0),
+                    )
+                    raise OSError(error.errno, f"the bookie cannot listen on {where}: {reason}") from error
+        except BaseException:
+            for one in sockets:
+                one.close()
+            raise
+        return cls(sockets, make, lane, warnings)
+
+    def _wait_for_connections(self) -> None:
+        self._again = None
+        for one in self.sockets:
+            self._loop.add_reader(one.fileno(), self._readable)
+
+    def _readable(self) -> None:
+        if self._lane.begin(self, DEAR, is_writer=True):
+            self._accept()
+            self._lane.end()
+        else:
+            self._stop_waiting()
+
+    def _stop_waiting(self) -> None:
+        for one in self.sockets:
+            self._loop.remove_reader(one.fileno())
+
+    def take_turn(self) -> None:
+        """Accept some connections."""
+        self._lane.begin(self, DEAR, is_writer=True)
+        self._wait_for_connections()
+        self._accept()
+
+    def _accept(self) -> None:
+        for listening in self.sockets:
+            for _ in range(_ACCEPTED_AT_ONCE):
+                try:
+                    accepted, _ = listening.accept()
+                except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                    break
+                except OSError as error:
+                    reason = f"{os.strerror(error.errno or 0)}: retried every {_ACCEPT_AGAIN_S:g} s"
+                    self._warnings.warning("no connection can be accepted", reason=reason)
+                    self._stop_waiting()
+                    if self._again is None:
+                        self._again = self._loop.call_later(_ACCEPT_AGAIN_S, self._wait_for_connections)
+                    return
+                accepted.setblocking(False)
+                task = self._loop.create_task(self._lane.timed(self._connect(accepted), DEAR))
+                self._accepting.add(task)
+                task.add_done_callback(self._accepting.discard)
+
+    async def _connect(self, accepted: socket.socket) -> None:
+        try:
+            await self._loop.connect_accepted_socket(self._make, accepted)
+        except OSError:  # it was closed meanwhile
+            accepted.close()
+
+    def close(self) -> None:
+        """Accept nothing more. A second call does nothing."""
+        if self._again is not None:
+            self._again.cancel()
+        self._stop_waiting()
+        self._lane.forget(self)
+        sockets, self.sockets = self.sockets, []
+        for one in sockets:
+            one.close()
 
 
 class Bookie:
@@ -61,7 +207,9 @@ class Bookie:
         *,
         nonce: str,
         clock: Callable[[], float] | None,
+        effort: Callable[[], float] | None,
         authoriser: Authoriser | None,
+        listen: Listen | None,
     ) -> None:
         """Use `start`."""
         self._config = config
@@ -69,7 +217,7 @@ class Bookie:
         self._authoriser = authoriser
         self._loop = asyncio.get_running_loop()
         self._started_at = self._loop.time()
-        self._backpressure = Backpressure(config.limits, self._loop, clock)
+        self._backpressure = Backpressure(config.limits, self._loop, clock, effort)
         self._connections: set[Connection] = set()
         self._warnings = RepeatedWarnings(log, self._loop)
         self._engine: Engine | None = None
@@ -79,7 +227,8 @@ class Bookie:
         self._ledger_gc: LedgerGarbageCollector | None = None
         self._healing: Healing | None = None
         self._passwords: PasswordLedgers | None = None
-        self._server: asyncio.Server | None = None
+        self._listen_on = listen or self._listen_paced
+        self._server: Server | None = None
         self._registration: BookieRegistration | None = None
         self._is_ending = False
         self._deregistering: asyncio.Task[None] | None = None
@@ -99,7 +248,9 @@ class Bookie:
         rng: random.Random,
         now_ms: Callable[[], int],
         clock: Callable[[], float] | None = None,
+        effort: Callable[[], float] | None = None,
         authoriser: Authoriser | None = None,
+        listen: Listen | None = None,
     ) -> Self:
         """Check the identity, replay the storage, listen, register.
 
@@ -109,9 +260,11 @@ class Bookie:
             disk: the disk of the data directories.
             rng: source of nonces and incarnations; `random.SystemRandom()` outside simulations.
             now_ms: wall clock in milliseconds, for the cluster's record only.
-            clock: seconds, for the time that requests take; None stands for the event loop's clock, which
-                may stand still within an iteration.
+            clock: the time in seconds; None stands for the event loop's, which may stand still within an
+                iteration.
+            effort: the processor time of this thread in seconds; None stands for `clock`.
             authoriser: decides on every request; None stands for a `LedgerAuthoriser`.
+            listen: makes the server; None stands for a `PacedServer`.
 
         Raises:
             CookieMismatchError: the directory belongs to another bookie or cluster, or was emptied (rule 6).
@@ -122,7 +275,10 @@ class Bookie:
             OSError: the address cannot be listened on.
         """
         cookie = await establish_identity(config, store, disk, rng=rng, now_ms=now_ms)
-        bookie = cls(config, cookie, nonce=f"{rng.getrandbits(64):016x}", clock=clock, authoriser=authoriser)
+        nonce = f"{rng.getrandbits(64):016x}"
+        bookie = cls(
+            config, cookie, nonce=nonce, clock=clock, effort=effort, authoriser=authoriser, listen=listen
+        )
         try:
             await bookie._open(disk, store, rng)
             await bookie._listen()
@@ -191,19 +347,23 @@ class Bookie:
             given_ids=self._given_ids,
             not_free_below=lambda: age.not_free_below,
             lift_mark=self._healing.lift,
+            warnings=self._warnings,
         )
         self._bound_marks()
         self._ledger_gc.start(config.sweep_interval_s)
 
     async def _listen(self) -> None:
         host, port = self._config.listen
-        self._server = await self._loop.create_server(self._accept, host, port, backlog=_BACKLOG)
+        self._server = await self._listen_on(self._accept, host, port)
         bound = self._server.sockets[0].getsockname()
         self.address = join_address(bound[0], bound[1])
         self.addresses = []
         for address in self._config.advertise or [self.address]:
             advertised_host, advertised_port = split_address(address)
             self.addresses.append(join_address(advertised_host, advertised_port or bound[1]))
+
+    async def _listen_paced(self, make: Callable[[], Connection], host: str, port: int) -> Server:
+        return await PacedServer.listen(make, host, port, self._backpressure.slow_lane, self._warnings)
 
     def _accept(self) -> Connection:
         assert self._dispatcher is not None
@@ -383,8 +543,6 @@ class Bookie:
             await asyncio.wait(gone, timeout=self._config.limits.shutdown_timeout_s)
         for connection in list(self._connections):
             connection.abort()
-        if self._server is not None:
-            await self._server.wait_closed()
 
     async def __aenter__(self) -> Self:
         return self

@@ -32,10 +32,9 @@ import logging
 import math
 import socket
 from collections import deque
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from bookie_aio.server.backpressure import ReceiveRoom
-from bookie_aio.structured_logging import fields
 from bookie_aio.wire.frames import HANDSHAKE_FRAME_BYTES_MAX, FrameParser, encode_frame
 from bookie_aio.wire.messages import ALIVE_ID, VERSION_ALIVE, VERSION_MIN, Done, Op, encode_answer
 from metadata.errors import NotABookieError, ProtocolError
@@ -49,15 +48,18 @@ if TYPE_CHECKING:
     from bookie_aio.structured_logging import RepeatedWarnings
     from bookie_aio.wire.blocks import Buffer
 
-log = logging.getLogger(__name__)
-
 _ADD = int(Op.ADD)
 _FAST_OF_WRITERS = frozenset({int(Op.WRITE_LAC), int(Op.FORCE), int(Op.PING)})
 """Requests of a writer that do not wait in the slow lane, where the adds behind them would wait as well."""
+_CHEAP = frozenset({int(Op.READ), int(Op.READ_LAC), int(Op.WATCH)})
+"""The requests of readers. All others, and those of a peer that was refused, have the price `DEAR`."""
+DEAR = 8.0
+"""The rest of the slow lane after a request, in times of what the request took; 1 for requests of readers."""
 _JOIN_BYTES_MAX = 64 * 1024
 """Frames of up to this size together are joined for one write; larger ones are not copied."""
 
 
+_NO_FRAME = (memoryview(b""), memoryview(b""))
 _ALIVE_INTERVAL_S = 0.5
 _ALIVE = encode_frame(encode_answer(Op.PING, ALIVE_ID, Done()))
 
@@ -117,16 +119,19 @@ class Connection(asyncio.BufferedProtocol):
         self._stalled_since: float | None = None
         self._stalled_bytes = 0
         self._bytes_pending = 0
-        self._again: tuple[memoryview, memoryview] | None = None  # a request that is not authorised yet
-        self._awaited: asyncio.Future[None] | None = None  # what it waits for
-        self._slow_since: float | None = None  # a request of the slow lane is being handled
+        self._again: Callable[[], None] | None = None  # goes on with a request that had to wait
+        self._awaited: asyncio.Future[Any] | None = None  # what that request waits for
+        self._is_slow = False  # the request being handled, or that waits, is one of the slow lane
+        self._price = DEAR  # of that request
+        self._awaits_turn = False
         self._room = ReceiveRoom(self._parser, limits, backpressure)
         self.slow_frames = 0
         self._reads: set[asyncio.Task[int]] = set()
-        self._deferred: deque[tuple[Callable[[], Coroutine[object, object, int]], int]] = deque()
+        self._deferred: deque[tuple[Callable[[], Coroutine[object, object, int]], int, float]] = deque()
         self._reads_bytes = 0
         self._unsent_reads_bytes = 0  # of computed answers that the peer has not taken yet
-        self.is_greeted = False
+        self.is_greeted = self.is_writer = False
+        self.received_at = 0.0
         self.lost: asyncio.Future[None] = loop.create_future()
         self.peer = "?"
         self.client = ""
@@ -157,6 +162,7 @@ class Connection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         self._parser.buffer_updated(nbytes)
         self._has_received = True
+        self.received_at = self._loop.time()
         if not self._is_blocked and not self._is_closing:
             self._process()
             self._room.count()
@@ -206,18 +212,18 @@ class Connection(asyncio.BufferedProtocol):
         try:
             while (frame := self._next_frame()) is not None:
                 self._frame_since = None
-                if self.is_greeted:
+                if self._again is not None:
+                    go_on, self._again = self._again, None
+                    go_on()
+                elif self.is_greeted:
                     self._dispatcher.handle(self, *frame)
                 else:
                     self._greet(frame[0])
-                if self._slow_since is not None:
-                    self._backpressure.slow_lane.end(self._slow_since)
-                    self._slow_since = None
+                if self._is_slow:
+                    self._backpressure.slow_lane.end()
                     self.slow_frames = max(0, self.slow_frames - 1)
                 if self._is_closing:
                     return
-                if self._awaited is not None:
-                    self._again = frame
                 if self._must_block():
                     self._block()
                     return
@@ -232,7 +238,6 @@ class Connection(asyncio.BufferedProtocol):
             return
         finally:
             self._is_processing = False
-            self._slow_since = None
         if self._is_blocked:
             return
         if not self._room.reserve(self):
@@ -245,23 +250,28 @@ class Connection(asyncio.BufferedProtocol):
     def _next_frame(self) -> tuple[memoryview, memoryview] | None:
         """Return the next complete frame; None where there is none, or where it has to wait.
 
-        A frame that has to wait blocks the connection.
+        A frame that has to wait blocks the connection. A request that waited comes before the next frame.
         """
-        if self._again is not None:
-            frame, self._again = self._again, None
-            return frame
-        parser = self._parser
-        op = parser.next_op
-        if op != _ADD or self.slow_frames:
+        parser, lane = self._parser, self._backpressure.slow_lane
+        if self._again is None:
+            op = parser.next_op
             if op < 0:
+                self._is_slow = False
                 return parser.next_packed()
-            if self.slow_frames or not (self._room.is_writer and op in _FAST_OF_WRITERS):
-                began = self._backpressure.slow_lane.begin(self)
-                if began is None:
-                    self._block()
-                    return None
-                self._slow_since = began
-        return parser.next_packed()
+            if not self.is_greeted:
+                # At once: while it waited, nobody would see that its peer is gone. The server is paced.
+                self._is_slow = True
+                lane.begin_at_once(DEAR)
+                return parser.next_packed()
+            is_fast = self.is_writer and (op == _ADD or op in _FAST_OF_WRITERS)
+            self._is_slow = not is_fast or self.slow_frames > 0
+            if self._is_slow:
+                self._price = 1.0 if op in _CHEAP and not self.slow_frames else DEAR
+        if self._is_slow and not lane.begin(self, self._price, is_writer=self.is_writer):
+            self._awaits_turn = True
+            self._block()
+            return None
+        return parser.next_packed() if self._again is None else _NO_FRAME
 
     def _greet(self, packed: memoryview) -> None:
         if self._dispatcher.greet(self, packed):
@@ -312,7 +322,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         while self._deferred and self._backpressure.has_room_for_reads:
             self._start_read(*self._deferred.popleft())
-        if self._must_block():
+        if self._awaits_turn or self._must_block():
             return
         self._is_blocked = False
         self._process()
@@ -321,6 +331,18 @@ class Connection(asyncio.BufferedProtocol):
             assert self._transport is not None
             self._is_reading = True
             self._transport.resume_reading()
+
+    def take_turn(self) -> None:
+        """Handle frames that wait for their turn in the slow lane, and send the answers that there are."""
+        self._awaits_turn = False
+        if self._is_flush_due:
+            self.room_again()
+            return
+        self._is_flush_due = True  # the answers of the turn leave with it, so the lane counts their time
+        try:
+            self.room_again()
+        finally:
+            self._flush()
 
     # --- bytes and reads under way -------------------------------------------------------------
 
@@ -340,18 +362,20 @@ class Connection(asyncio.BufferedProtocol):
         if self._is_blocked:
             self._flush_soon()
 
-    def handle_again_after(self, future: asyncio.Future[None]) -> None:
-        """Handle the present request again once the future is done, and no other request before that."""
+    def go_on_after(self, future: asyncio.Future[Any], go_on: Callable[[], None]) -> None:
+        """Go on with the present request once the future is done, and handle no other before that."""
         self._awaited = future
+        self._again = go_on
         future.add_done_callback(self._awaited_done)
 
-    def _awaited_done(self, future: asyncio.Future[None]) -> None:
+    def _awaited_done(self, future: asyncio.Future[Any]) -> None:
         self._awaited = None
         self.room_again()
 
     def added(self) -> None:
         """Note that an add of this connection is durable."""
-        self._room.is_writer = True
+        self.is_writer = self._room.is_writer = True
+        self._backpressure.slow_lane.adds += 1
 
     @property
     def reads(self) -> Collection[asyncio.Task[int]]:
@@ -365,15 +389,18 @@ class Connection(asyncio.BufferedProtocol):
         until the peer has taken the answer. Where the budget of all connections is used up, the read starts
         later, and this connection is blocked until then. The task is cancelled when the connection is lost.
         """
-        if self._deferred or not self._backpressure.has_room_for_reads:
-            self._deferred.append((read, bytes_max))
+        price = self._price
+        if self._deferred or not self._backpressure.may_read_at_once:
+            self._deferred.append((read, bytes_max, price))
         else:
-            self._start_read(read, bytes_max)
+            self._start_read(read, bytes_max, price)
 
-    def _start_read(self, read: Callable[[], Coroutine[object, object, int]], bytes_max: int) -> None:
+    def _start_read(
+        self, read: Callable[[], Coroutine[object, object, int]], bytes_max: int, price: float
+    ) -> None:
         self._count_reads(bytes_max)
         self._backpressure.running.count(1)
-        task: asyncio.Task[int] = self._loop.create_task(read())
+        task: asyncio.Task[int] = self._loop.create_task(self._backpressure.slow_lane.timed(read(), price))
         self._reads.add(task)
         task.add_done_callback(lambda task: self._read_done(task, bytes_max))
 
@@ -386,7 +413,8 @@ class Connection(asyncio.BufferedProtocol):
             if error is None:
                 size = task.result()
             else:
-                log.error("read failed", extra=fields(peer=self.peer), exc_info=error)
+                values = {"peer": self.peer, "reason": type(error).__name__}
+                self._warnings.log(logging.ERROR, "read failed", exc_info=error, **values)
                 self.fail("an internal error")
         # An answer holds at least one entry, so it may be larger than `bytes_max`.
         self._count_reads(size - bytes_max)
@@ -439,9 +467,6 @@ class Connection(asyncio.BufferedProtocol):
                 transport.write(b"".join(out))
             else:
                 transport.writelines(out)
-        self._after_flush()
-
-    def _after_flush(self) -> None:
         if self._stalled_since is None or self._is_closing:
             self._release_sent_reads()
         if self._is_blocked:

@@ -80,6 +80,7 @@ if TYPE_CHECKING:
     from bookie_aio.server.given_ids import GivenIds
     from bookie_aio.server.responder import Peer
     from bookie_aio.storage.engine import Engine
+    from bookie_aio.structured_logging import RepeatedWarnings
     from bookie_aio.wire.messages import Message
     from metadata.access.ledgers import LedgerStore
 
@@ -96,18 +97,19 @@ def _stores(request: Message) -> bool:
     """Return whether the bookie keeps anything for the ledger of this request."""
     if isinstance(request, Read | ReadLac):
         return request.term != NO_TERM
-    return isinstance(request, Add | WriteLac | Force)
+    return isinstance(request, Add | WriteLac | Force | Delete)
 
 
 class Authoriser(Protocol):
     """Decides whether a request may be carried out."""
 
     def authorise(
-        self, peer: Peer, request: Message, auth: bytes | None
-    ) -> str | asyncio.Future[None] | None:
+        self, peer: Peer, request: Message, auth: bytes | None, answer: asyncio.Future[bool] | None
+    ) -> str | asyncio.Future[bool] | None:
         """Return None to allow the request, or the reason for refusing it.
 
-        A future stands for neither: the request is authorised again once the future is done.
+        A future stands for neither: the request is authorised again once the future is done. It is passed as
+        `answer` then.
         """
 
 
@@ -119,8 +121,8 @@ class LedgerAuthoriser:
         self._passwords = passwords
 
     def authorise(
-        self, peer: Peer, request: Message, auth: bytes | None
-    ) -> str | asyncio.Future[None] | None:
+        self, peer: Peer, request: Message, auth: bytes | None, answer: asyncio.Future[bool] | None
+    ) -> str | asyncio.Future[bool] | None:
         """Decide, as `Authoriser` says. Raises DiskFullError and MetadataError."""
         ledger_id = ledger_at_stake(request, has_token=auth is not None)
         if ledger_id is None:
@@ -135,7 +137,7 @@ class LedgerAuthoriser:
         is_deletion = type(request) is Delete
         if access is Access.LOCK and not is_deletion and not self._engine.is_deleted(ledger_id):
             assert auth is not None
-            known = self._passwords.has_password(ledger_id)
+            known = self._passwords.has_password(ledger_id) if answer is None else answer.result()
             if isinstance(known, asyncio.Future):
                 return known
             if not known:
@@ -158,23 +160,19 @@ class PasswordLedgers:
         self._engine = engine
         self._ledgers = ledgers
         self._known: OrderedDict[int, int | None] = OrderedDict()  # the repairable end; None: no password
-        self._asking: dict[int, asyncio.Task[None]] = {}
-        self._failed: dict[int, MetadataError | None] = {}  # an answer for the requests that waited for it
+        self._asking: dict[int, asyncio.Task[bool]] = {}
 
-    def has_password(self, ledger_id: int) -> bool | asyncio.Future[None]:
-        """Return whether a ledger is there and has a password, or a future to call again after.
+    def has_password(self, ledger_id: int) -> bool | asyncio.Future[bool]:
+        """Return whether a ledger is there and has a password, or a future of this answer.
 
-        Raises:
-            MetadataError: the metadata store, asked for the future before, did not answer.
+        The future serves the requests that wait for it, and none that comes after it is done. By then the
+        ledger may exist, or the store be back. It ends with MetadataError where the store did not answer.
         """
         if ledger_id in self._known:
             return self._known[ledger_id] is not None
-        if ledger_id in self._failed:
-            error = self._failed[ledger_id]
-            if error is not None:
-                raise error
-            return False
-        return self._ask(ledger_id)
+        if ledger_id not in self._asking:
+            self._asking[ledger_id] = asyncio.get_running_loop().create_task(self._ask(ledger_id))
+        return self._asking[ledger_id]
 
     async def may_repair(self, ledger_id: int, last_entry: int) -> bool:
         """Return whether a repair without a token may store entries up to `last_entry`.
@@ -206,25 +204,12 @@ class PasswordLedgers:
         if len(self._known) > _KNOWN_MAX:
             self._known.popitem(last=False)
 
-    def _ask(self, ledger_id: int) -> asyncio.Future[None]:
-        if ledger_id not in self._asking:
-            loop = asyncio.get_running_loop()
-            self._asking[ledger_id] = task = loop.create_task(self._answer(ledger_id))
-            # The answer serves the requests that waited for it, and none that comes later. By then the ledger
-            # may exist, or the store be back. The callbacks of those that wait are queued before this one.
-            task.add_done_callback(lambda _: loop.call_soon(self._failed.pop, ledger_id, None))
-        return self._asking[ledger_id]
-
-    async def _answer(self, ledger_id: int) -> None:
-        error: MetadataError | None = None
+    async def _ask(self, ledger_id: int) -> bool:
         try:
             await self._read(ledger_id)
-        except MetadataError as raised:
-            error = raised
         finally:
             del self._asking[ledger_id]
-        if ledger_id not in self._known:
-            self._failed[ledger_id] = error
+        return self._known.get(ledger_id) is not None
 
     async def close(self) -> None:
         """Stop asking. Requests that wait are refused or lost with their connections."""
@@ -259,6 +244,7 @@ class Dispatcher:
         given_ids: GivenIds,
         not_free_below: Callable[[], int],
         lift_mark: Callable[[int, int], Awaitable[int]],
+        warnings: RepeatedWarnings,
     ) -> None:
         """Make the handlers.
 
@@ -281,7 +267,7 @@ class Dispatcher:
         self._hello = hello
         self._authoriser = authoriser
         self._decoder = RequestDecoder()
-        self._responder = responder = Responder(engine, metrics)
+        self._responder = responder = Responder(engine, metrics, warnings)
         fence = Fence(engine, responder, metrics)
         reads = ReadHandler(engine, limits, responder, fence, metrics)
         inspections = InspectHandler(engine, limits, responder, info)
@@ -371,11 +357,11 @@ class Dispatcher:
         ledger_id = getattr(request, "ledger_id", None)
         if ledger_id is not None and ledger_id >= self._given_ids.below and _stores(request):
             go_on = partial(self._go_on, peer, request_id, auth, request, body)
-            self._given_ids.hold(peer, ledger_id, len(body), go_on)
+            # A request without a token never waits a second time: `LedgerAuthoriser` asks for locks only.
+            is_aside = auth is None and type(request) is Add and peer.is_writer
+            self._given_ids.wait(peer, ledger_id, len(body), go_on, may_wait_aside=is_aside)
             return
-        decided = self._carry_out(peer, request_id, auth, request, body)
-        if decided is not None:
-            peer.handle_again_after(decided)
+        self._carry_out(peer, request_id, auth, request, body)
 
     def _go_on(
         self,
@@ -388,54 +374,44 @@ class Dispatcher:
     ) -> None:
         """Carry out a request that waited for the id counter; `refusal` is None where the id is given out."""
         if refusal is None:
-            self._carry_out_later(peer, request_id, auth, request, body)
+            self._carry_out(peer, request_id, auth, request, body)
             return
+        is_deletion = type(request) is Delete
         if refusal:
-            status, reason = Status.TOO_MANY_REQUESTS, f"the id counter is not known, try again: {refusal}"
+            status = Status.INTERNAL_ERROR if is_deletion else Status.TOO_MANY_REQUESTS
+            reason = f"the id counter is not known, try again: {refusal}"
         else:
-            status = Status.ID_TAKEN
+            status = Status.INTERNAL_ERROR if is_deletion else Status.ID_TAKEN
             reason = f"no ledger has the id {getattr(request, 'ledger_id', None)}: it has not been given out"
         self._responder.refuse(peer, request.op, request_id, status, reason)
 
-    def _carry_out_later(
-        self, peer: Peer, request_id: int, auth: bytes | None, request: Message, body: memoryview
-    ) -> None:
-        """Carry out a request whose frame is not the one that its connection handles just now.
-
-        Later requests for the ledger wait for the same decision, and its callbacks run in order (rule 3).
-        """
-        if not peer.is_open:
-            return
-        decided = self._carry_out(peer, request_id, auth, request, body)
-        if decided is not None:
-            size = len(body) + WAITING_BYTES
-            peer.hold(size)
-
-            def go_on(_: asyncio.Future[None]) -> None:
-                peer.release(size)
-                self._carry_out_later(peer, request_id, auth, request, body)
-
-            decided.add_done_callback(go_on)
-
     def _carry_out(
-        self, peer: Peer, request_id: int, auth: bytes | None, request: Message, body: memoryview
-    ) -> asyncio.Future[None] | None:
-        """Carry out a request, or return the future behind which it has to be carried out."""
+        self,
+        peer: Peer,
+        request_id: int,
+        auth: bytes | None,
+        request: Message,
+        body: memoryview,
+        answer: asyncio.Future[bool] | None = None,
+    ) -> None:
+        """Carry out a request, or let its connection wait until it is decided. `answer` is that decision."""
         op, responder = request.op, self._responder
         if self.is_draining:
             responder.refuse(peer, op, request_id, Status.SHUTTING_DOWN, "this bookie is shutting down")
-            return None
+            return
         try:
             ledger_id = getattr(request, "ledger_id", None)
             if ledger_id is not None and self._engine.is_deleted(ledger_id) and op not in _OF_DELETED:
                 responder.refuse_deleted(peer, op, request_id, f"ledger {ledger_id} has been deleted")
-                return None
-            refusal = self._authoriser.authorise(peer, request, auth)
+                return
+            refusal = self._authoriser.authorise(peer, request, auth, answer)
             if isinstance(refusal, asyncio.Future):
-                return refusal
+                go_on = partial(self._carry_out, peer, request_id, auth, request, body, refusal)
+                peer.go_on_after(refusal, go_on)
+                return
             if refusal is not None:
                 responder.refuse(peer, op, request_id, Status.UNAUTHORIZED, refusal)
-                return None
+                return
             if auth is not None and type(request) is Add:
                 self._adds.add(peer, request_id, request, body, has_token=True)
             else:
@@ -447,7 +423,6 @@ class Dispatcher:
         except MetadataError as error:
             reason = f"the metadata store was asked for ledger {ledger_id} and did not answer: {error}"
             responder.refuse(peer, op, request_id, Status.INTERNAL_ERROR, reason)
-        return None
 
     def connection_lost(self, peer: Peer) -> None:
         """Drop the long polls of a closed connection."""

@@ -6,7 +6,10 @@ at or above the id counter as last read. The counter is read again, and the requ
 client's id is never refused wrongly: the counter was raised before the id was handed out.
 
 Owns the reading of the counter, and the requests that wait for it. One reading serves all requests that came
-before it began. Readings follow one another at a bounded rate, whoever asks.
+before it began. Readings follow one another at a bounded rate, whoever asks, and take a tenth of the time.
+
+A connection that waits handles no other request. Adds of writers are the exception. Some of them wait aside,
+since the adds of other ledgers behind them must go on while the metadata store is away.
 
 Invariant: requests for one ledger that came over one connection go on in their order (rule 3).
 """
@@ -14,20 +17,30 @@ Invariant: requests for one ledger that came over one connection go on in their 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from bookie_aio.server.responder import WAITING_BYTES
 from metadata.errors import BookKeeperError, MetadataUnavailableError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable
 
     from bookie_aio.server.responder import Peer
 
 _READ_EVERY_S = 0.005
 """The least time between the beginnings of two readings."""
+_READ_EVERY_S_MAX = 0.08
+"""The same where a reading takes long: ten times as long as the last one took, but no more than this."""
+_ASIDE_MAX = 128
+"""Adds that wait aside, over all connections. They go on in one event-loop iteration."""
+_ASIDE_OF_PEER_MAX = 64
 _PATIENCE_S = 3.0
 """The time after which a reading that got no answer fails the requests that wait."""
+
+
+GoOn = Callable[[str | None], None]
 
 
 class _Waiting:
@@ -35,7 +48,7 @@ class _Waiting:
 
     __slots__ = ("go_on", "ledger_id", "peer", "size")
 
-    def __init__(self, peer: Peer, ledger_id: int, size: int, go_on: Callable[[str | None], None]) -> None:
+    def __init__(self, peer: Peer, ledger_id: int, size: int, go_on: GoOn) -> None:
         self.peer = peer
         self.ledger_id = ledger_id
         self.size = size
@@ -53,25 +66,41 @@ class GivenIds:
         self.below = below
         self.readings = 0
         self._read = read
-        self._waiting: list[_Waiting] = []
+        self._waiting: list[_Waiting] = []  # aside
+        self._aside: Counter[Peer] = Counter()
+        self._interval_s = _READ_EVERY_S
         self._next: asyncio.Future[None] | None = None  # the reading that has not begun
         self._reading: asyncio.Task[None] | None = None
         self._began_at = float("-inf")
         self._read_at = float("-inf")  # the beginning of the last reading that succeeded
 
-    def hold(self, peer: Peer, ledger_id: int, size: int, go_on: Callable[[str | None], None]) -> None:
-        """Let a request wait for the next reading of the counter.
+    def wait(self, peer: Peer, ledger_id: int, size: int, go_on: GoOn, *, may_wait_aside: bool) -> None:
+        """Let the present request of a connection wait for a reading that begins after the request came.
 
         Args:
-            peer: the connection. The request counts against its limits while it waits.
+            peer: the connection.
             ledger_id: the ledger of the request, at or above `below`.
-            size: the bytes of the request's body.
+            size: the bytes of the request's body. They count against the peer's limits.
             go_on: called with None where the id has been given out, else with the reason for a refusal. The
-                reason is empty where the id has not been given out.
+                reason is empty where the id has not been given out. It may be called within this call.
+            may_wait_aside: the connection goes on with its next requests meanwhile, where there is room.
         """
-        peer.hold(size + WAITING_BYTES)
-        self._waiting.append(_Waiting(peer, ledger_id, size + WAITING_BYTES, go_on))
-        self._schedule()
+        if peer.received_at < self._read_at:  # the last reading began after the request had arrived
+            go_on("")
+            return
+        reading = self._schedule()
+        if may_wait_aside and len(self._waiting) < _ASIDE_MAX and self._aside[peer] < _ASIDE_OF_PEER_MAX:
+            peer.hold(size + WAITING_BYTES)
+            self._aside[peer] += 1
+            self._waiting.append(_Waiting(peer, ledger_id, size + WAITING_BYTES, go_on))
+            return
+
+        def read() -> None:
+            error = reading.exception()
+            assert error is None or isinstance(error, BookKeeperError)
+            go_on(self._refusal(ledger_id, error))
+
+        peer.go_on_after(reading, read)
 
     async def covers(self, ledger_id: int) -> bool:
         """Return whether an id has been given out; reads the counter where that is not known.
@@ -105,7 +134,7 @@ class GivenIds:
     async def _read_on(self) -> None:
         loop = asyncio.get_running_loop()
         while self._next is not None:
-            await asyncio.sleep(max(0.0, self._began_at + _READ_EVERY_S - loop.time()))
+            await asyncio.sleep(max(0.0, self._began_at + self._interval_s - loop.time()))
             self._began_at = loop.time()
             done, self._next = self._next, None
             served, self._waiting = self._waiting, []
@@ -120,6 +149,8 @@ class GivenIds:
                 error = MetadataUnavailableError("the metadata store did not return the id counter in time")
             except Exception as raised:  # any error: the requests that wait must be answered
                 error = MetadataUnavailableError(f"the id counter could not be read: {raised!r}")
+            took_s = loop.time() - self._began_at
+            self._interval_s = min(max(10 * took_s, _READ_EVERY_S), _READ_EVERY_S_MAX)
             if error is None:
                 self._read_at = self._began_at
                 done.set_result(None)
@@ -132,6 +163,9 @@ class GivenIds:
             self._waiting = [each for each in late if each.ledger_id >= self.below]
             for each in (*served, *(each for each in late if each.ledger_id < self.below)):
                 each.peer.release(each.size)
+                self._aside[each.peer] -= 1
+                if not self._aside[each.peer]:
+                    del self._aside[each.peer]
                 if each.peer.is_open:
                     each.go_on(self._refusal(each.ledger_id, error))
 
@@ -148,3 +182,4 @@ class GivenIds:
         for each in self._waiting:
             each.peer.release(each.size)
         self._waiting = []
+        self._aside.clear()

@@ -13,8 +13,13 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from bookie_aio.core.identity import Action, DirectoryState, decide
-from bookie_aio.storage.data_directory import read_cookie, write_empty_storage
+from bookie_aio.core.identity import Action, DirectoryState, decide, is_flipped
+from bookie_aio.storage.data_directory import (
+    parse_cookie,
+    read_cookie_text,
+    write_cookie,
+    write_empty_storage,
+)
 from bookie_aio.storage.disk.disk import TEMPORARY_SUFFIX
 from bookie_aio.storage.segment.format import CHECKPOINT, COOKIE, LOCK, WITNESS
 from bookie_aio.structured_logging import fields
@@ -59,7 +64,7 @@ async def establish_identity(
         CookieMismatchError: they are not this bookie's (rule 6); the message names the remedy.
         NoSuchClusterError: they are a bookie's, and the store holds no cluster.
         DirectoryInUseError: another process has one of them open.
-        CorruptRecordError: a cookie does not parse.
+        CorruptRecordError: a cookie does not parse, and differs in more than one bit from the store's.
     """
     if await is_formatted(disk, config.directories):
         # A bookie of an existing cluster makes no other one: its metadata URI is mistyped, or they are lost.
@@ -80,6 +85,8 @@ async def establish_identity(
             stored = await _format(config, store, disk, states, cluster, rng)
         if action is not Action.GO_ON:
             await _finish(config, disk)
+        if stored is not None:
+            await _mend_cookies(config, disk, stored)
     finally:
         for lock in locks:
             lock.release()
@@ -109,19 +116,24 @@ async def _read_stored(store: MetadataStore, bookie_id: str) -> Cookie | None:
 async def _look(
     config: BookieConfig, disk: Disk, stored: Cookie | None, cluster: ClusterRecord
 ) -> tuple[list[DirectoryState], Action]:
-    states = [await _state_of(disk, path) for path in config.directories]
+    states = [await _state_of(disk, path, stored) for path in config.directories]
     return states, decide(states, stored, bookie_id=config.bookie_id, instance_id=cluster.instance_id)
 
 
-async def _state_of(disk: Disk, path: str) -> DirectoryState:
+async def _state_of(disk: Disk, path: str, stored: Cookie | None) -> DirectoryState:
     try:
         names = set(await disk.list_directory(path))
     except FileNotFoundError:
         return DirectoryState(path)
     draft = await _read_draft(disk, path) if _DRAFT in names else None
+    text = await read_cookie_text(disk, path) if COOKIE in names else None
+    cookie = None
+    if text is not None:
+        is_mendable = stored is not None and is_flipped(text, stored)
+        cookie = stored if is_mendable else parse_cookie(text, path)
     return DirectoryState(
         path,
-        cookie=await read_cookie(disk, path) if COOKIE in names else None,
+        cookie=cookie,
         draft=draft,
         has_data=bool(names - _NOT_DATA - (_OF_A_DRAFT if draft is not None else set())),
     )
@@ -199,6 +211,17 @@ async def _finish(config: BookieConfig, disk: Disk) -> None:
         if COOKIE not in names:
             await disk.rename(os.path.join(path, _DRAFT), os.path.join(path, COOKIE))
             await disk.sync_directory(path)
+
+
+async def _mend_cookies(config: BookieConfig, disk: Disk, stored: Cookie) -> None:
+    for path in config.directories:
+        text = await read_cookie_text(disk, path)
+        if text is not None and is_flipped(text, stored):
+            await write_cookie(disk, path, stored)
+            log.error(
+                "a cookie had a flipped bit, and was written again as the metadata store has it",
+                extra=fields(bookie=config.bookie_id, directory=path),
+            )
 
 
 class BookieRegistration:

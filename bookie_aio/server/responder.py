@@ -8,10 +8,9 @@ refusals. Owns `Peer`, the part of a connection that handlers use. Does not deci
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from bookie_aio.storage.journal import when_durable
-from bookie_aio.structured_logging import fields
 from bookie_aio.wire.frames import encode_frame
 from bookie_aio.wire.messages import Done, Failure, Op, Status, encode_answer, encode_failure
 from metadata.errors import DiskFullError, NoSuchLedgerError, StorageError
@@ -22,9 +21,8 @@ if TYPE_CHECKING:
 
     from bookie_aio.metrics import RequestMetrics
     from bookie_aio.storage.engine import Engine
+    from bookie_aio.structured_logging import RepeatedWarnings
     from bookie_aio.wire.blocks import Buffer
-
-log = logging.getLogger(__name__)
 
 _REFUSED_FRAMES = 64
 """Requests of a peer that wait for those of others after one that was refused."""
@@ -40,6 +38,10 @@ class Peer(Protocol):
     version: int
     slow_frames: int
     """The number of next requests that wait for those of other peers, even if they are adds."""
+    is_writer: bool
+    """Whether an add of the peer has become durable."""
+    received_at: float
+    """The loop's time when bytes arrived last. No request that has arrived is younger."""
 
     def __hash__(self) -> int: ...
 
@@ -65,8 +67,8 @@ class Peer(Protocol):
         The coroutine returns the number of bytes that it sent. Until then `bytes_max` is counted for it.
         """
 
-    def handle_again_after(self, future: asyncio.Future[None]) -> None:
-        """Handle the present request again once the future is done, and no other request before that."""
+    def go_on_after(self, future: asyncio.Future[Any], go_on: Callable[[], None]) -> None:
+        """Go on with the present request once the future is done, and handle no other before that."""
 
     def fail(self, reason: str) -> None:
         """Close the connection because of the peer's fault, once the answers queued so far have left."""
@@ -75,9 +77,10 @@ class Peer(Protocol):
 class Responder:
     """Answers requests; held by the dispatcher and by every handler."""
 
-    def __init__(self, engine: Engine, metrics: RequestMetrics) -> None:
+    def __init__(self, engine: Engine, metrics: RequestMetrics, warnings: RepeatedWarnings) -> None:
         self._engine = engine
         self._metrics = metrics
+        self._warnings = warnings
 
     # --- waiting -------------------------------------------------------------------------------
 
@@ -155,12 +158,14 @@ class Responder:
         self.after_barrier(peer, answer)
 
     def answer_storage_error(self, peer: Peer, op: Op, request_id: int, error: StorageError) -> None:
-        """Answer READ_ONLY where the disk is full, else INTERNAL_ERROR, which is logged.
+        """Answer READ_ONLY where the disk is full, else INTERNAL_ERROR, which is logged once a minute.
 
         A lack of descriptors or memory is INTERNAL_ERROR: it is no lack of space.
         """
         if isinstance(error, DiskFullError) and error.is_of_space:
             self.refuse(peer, op, request_id, Status.READ_ONLY, str(error))
             return
-        log.error("request failed", extra=fields(peer=peer.peer, op=op.name, request=request_id, error=error))
+        self._warnings.log(
+            logging.ERROR, "request failed", peer=peer.peer, op=op.name, request=request_id, reason=str(error)
+        )
         self.refuse(peer, op, request_id, Status.INTERNAL_ERROR, str(error))

@@ -56,24 +56,41 @@ _COOKIE_BYTES_MAX = 64 * 1024
 _SUFFIXES = (SEGMENT_SUFFIX, INDEX_SUFFIX, SPARE_SUFFIX, TABLE_SUFFIX)
 
 
+async def read_cookie_text(disk: Disk, directory: str) -> bytes | None:
+    """Read the bytes of a directory's cookie; None where there is no directory, or no cookie in it."""
+    try:
+        file = await disk.open(os.path.join(directory, COOKIE))
+    except FileNotFoundError:
+        return None
+    try:
+        return bytes(await file.read(0, min(file.size(), _COOKIE_BYTES_MAX)))
+    finally:
+        file.close()
+
+
 async def read_cookie(disk: Disk, directory: str) -> Cookie | None:
     """Read the cookie of a directory; None where there is no directory, or no cookie in it.
 
     Raises:
         CorruptRecordError: the cookie does not parse.
     """
-    try:
-        file = await disk.open(os.path.join(directory, COOKIE))
-    except FileNotFoundError:
-        return None
-    try:
-        text = bytes(await file.read(0, min(file.size(), _COOKIE_BYTES_MAX)))
-    finally:
-        file.close()
+    text = await read_cookie_text(disk, directory)
+    return None if text is None else parse_cookie(text, directory)
+
+
+def parse_cookie(text: bytes, directory: str) -> Cookie:
+    """Parse the bytes of a directory's cookie.
+
+    Raises:
+        CorruptRecordError: the cookie does not parse.
+    """
     try:
         return Cookie.from_json(text)
     except MetadataCorruptError as error:
-        raise CorruptRecordError(f"the cookie in {directory} is damaged: {error}") from error
+        raise CorruptRecordError(
+            f"the cookie in {directory} is damaged: {error}. Start the bookie with its --id, which mends one "
+            "flipped bit. If it is still refused, repair its ledgers on other bookies"
+        ) from error
 
 
 async def write_cookie(disk: Disk, directory: str, cookie: Cookie) -> None:

@@ -151,8 +151,16 @@ class Repair:
         recover_after_s: float | None,
         password: bytes,
         on_progress: Callable[[RepairProgress], None],
+        throttle: Callable[[int], Awaitable[None]] | None = None,
     ) -> None:
+        """Prepare.
+
+        Args:
+            throttle: awaited with the bytes of each answer, before the next request. It bounds the bytes per
+                second that are read from the sources and from the target.
+        """
         self._context = context
+        self._throttle = throttle
         self._ledger_id = ledger_id
         self._lost = lost
         self._by = by
@@ -269,7 +277,9 @@ class Repair:
         if target == self._lost and self._mark is None:
             # Before the first entry is verified: damage found after it gets a mark of its own.
             self._mark = await self._call_for_mark(connection, 0)
-        copier = _Copier(self._context, metadata, part, self._lost, connection, token, self._on_progress)
+        copier = _Copier(
+            self._context, metadata, part, self._lost, connection, token, self._on_progress, self._throttle
+        )
         try:
             await copier.copy()
         except _TargetFailed as failure:
@@ -380,8 +390,10 @@ class _Copier:
         target: BookieConnection,
         token: bytes | None,
         on_progress: Callable[[RepairProgress], None],
+        throttle: Callable[[int], Awaitable[None]] | None,
     ) -> None:
         self._context = context
+        self._throttle = throttle
         self._token = token
         self._config = context.config
         self._ledger_id = metadata.ledger_id
@@ -576,7 +588,10 @@ class _Copier:
             ledger_id=wanted.ledger_id,
         )
         # Without a password only the checksums can be checked.
-        return checked_blocks(wanted, answer, body, Digest(wanted.ledger_id))
+        blocks, answer = checked_blocks(wanted, answer, body, Digest(wanted.ledger_id))
+        if self._throttle is not None:
+            await self._throttle(len(body))
+        return blocks, answer
 
     async def _ask_target(self, asking: Awaitable[Answer]) -> Answer:
         try:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import os
 import random
 import resource
@@ -17,6 +18,7 @@ from typing import Annotated, Any
 
 import typer
 
+import client_aio
 from bookie_aio import structured_logging
 from bookie_aio.config import BookieConfig, Limits, share_descriptors
 from bookie_aio.server.bookie import Bookie
@@ -25,23 +27,43 @@ from bookie_aio.storage.data_directory import read_cookie
 from bookie_aio.storage.disk.disk import RealDisk
 from bookie_aio.storage.engine import StorageConfig
 from bookie_aio.wire.messages import Done, Info, ListLedgers, ListLedgersAnswer
+from client_aio.admin.survey import ledgers_naming
+from client_aio.autorecovery.service import AutoRecovery
 from client_aio.bookies.connection import BookieConnection, connect
 from client_aio.cli.completion import complete_bookies
 from client_aio.cli.input import ask
-from client_aio.cli.options import Invocation, command, usage_error
+from client_aio.cli.options import (
+    LOST_BOOKIE_DELAY_S,
+    Invocation,
+    LostBookieDelay,
+    Placement,
+    PlacementOption,
+    command,
+    usage_error,
+)
 from client_aio.cli.output import Output
+from client_aio.config import AutoRecoveryConfig
 from metadata.access.bookies import (
     BookieRecord,
     SetBacks,
     available_bookies,
     join_address,
+    registered_bookies,
+    retire,
     split_address,
 )
 from metadata.access.ledgers import LedgerStore
 from metadata.backends.uri import open_store
-from metadata.errors import BookieUnavailableError, BookKeeperError
+from metadata.errors import (
+    BookieUnavailableError,
+    BookKeeperError,
+    InvalidTransitionError,
+    NoSuchKeyError,
+)
 from metadata.ids import KEY_COOKIES, check_bookie_id
+from metadata.store import MetadataStore
 
+log = logging.getLogger(__name__)
 app = typer.Typer(no_args_is_help=True, help="Run bookies, and look after them.")
 
 DIRECTORIES = typer.Option(
@@ -54,8 +76,19 @@ BookieId = Annotated[
     str | None,
     typer.Option("--id", help="The bookie's id; default: the one in the data directory, else one is drawn."),
 ]
+AcceptOlderCopy = Annotated[
+    bool,
+    typer.Option(
+        "--accept-older-copy",
+        help="Start on an older copy of a directory that is lost; the entries written since are owed.",
+    ),
+]
+AutoRecoveryFlag = Annotated[
+    bool, typer.Option("--autorecovery", help="Run auto recovery in this process: an auditor and a worker.")
+]
 
 _CALL_TIMEOUT_S = 5.0
+_RECOVERY_RETRY_S = 1.0
 
 
 @command(app, "serve")
@@ -78,13 +111,10 @@ async def serve(
     allow_remote_without_auth: Annotated[
         bool, typer.Option("--allow-remote-without-auth", help="Listen beyond this machine, open to anybody.")
     ] = False,
-    accept_older_copy: Annotated[
-        bool,
-        typer.Option(
-            "--accept-older-copy",
-            help="Start on an older copy of a directory that is lost; the entries written since are owed.",
-        ),
-    ] = False,
+    accept_older_copy: AcceptOlderCopy = False,
+    autorecovery: AutoRecoveryFlag = False,
+    lost_bookie_delay: LostBookieDelay = LOST_BOOKIE_DELAY_S,
+    placement: PlacementOption = Placement.WEIGHTED,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
     log_json: Annotated[bool, typer.Option("--log-json", help="Log one JSON object a line.")] = False,
     stop_with_parent: Annotated[
@@ -121,8 +151,12 @@ async def serve(
         storage=StorageConfig(files_max=files_max),
     )
     is_new = not await is_formatted(disk, paths)
+    recovery = AutoRecoveryConfig(lost_bookie_delay_s=lost_bookie_delay) if autorecovery else None
     stopping = asyncio.create_task(_stop_event(watch_standard_input=stop_with_parent).wait())
-    serving = asyncio.create_task(_serve(invocation.output, config, uri, disk, create=is_new))
+    running = _serve(
+        invocation.output, config, uri, disk, create=is_new, recovery=recovery, placement=placement
+    )
+    serving = asyncio.create_task(running)
     await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
     serving.cancel()  # closes the bookie, even while it is still starting
@@ -130,23 +164,59 @@ async def serve(
         await serving
 
 
-async def _serve(output: Output, config: BookieConfig, uri: str, disk: RealDisk, *, create: bool) -> None:
+async def _serve(
+    output: Output,
+    config: BookieConfig,
+    uri: str,
+    disk: RealDisk,
+    *,
+    create: bool,
+    recovery: AutoRecoveryConfig | None,
+    placement: Placement,
+) -> None:
     """Run a bookie until it fails, or until cancelled.
 
     Args:
         create: make the metadata store and the cluster where they are missing: the directories are new.
+        recovery: the settings of auto recovery in this process; None for none.
+        placement: chooses the bookies that auto recovery copies to.
     """
     await _check_port_is_free(*config.listen)
     rng = random.SystemRandom()
     async with (
         await open_store(uri, create=create) as store,
-        await Bookie.start(config, store, disk, rng=rng, now_ms=_now_ms, clock=time.perf_counter) as bookie,
+        await Bookie.start(
+            config, store, disk, rng=rng, now_ms=_now_ms, clock=time.perf_counter, effort=time.thread_time
+        ) as bookie,
     ):
         row = {"bookie_id": bookie.bookie_id, "addresses": bookie.addresses, "pid": os.getpid()}
         output.document(row, text=f"bookie {bookie.bookie_id} serves on {', '.join(bookie.addresses)}")
-        failure = await asyncio.shield(bookie.stopped)
+        recovering = asyncio.create_task(_recover(store, recovery, placement, bookie.bookie_id))
+        try:
+            failure = await asyncio.shield(bookie.stopped)
+        finally:
+            recovering.cancel()
+            await asyncio.gather(recovering, return_exceptions=True)
     if failure is not None:
         raise failure
+
+
+async def _recover(
+    store: MetadataStore, config: AutoRecoveryConfig | None, placement: Placement, name: str
+) -> None:
+    """Run auto recovery beside a bookie, on the bookie's session, until cancelled."""
+    while config is not None:
+        try:
+            async with (
+                client_aio.connect(store, placement=placement.policy) as client,
+                AutoRecovery(client, config, name=name),
+            ):
+                await asyncio.Event().wait()
+        except BookKeeperError as error:
+            log.warning(
+                "auto recovery cannot begin", extra=structured_logging.fields(bookie=name, error=error)
+            )
+            await asyncio.sleep(_RECOVERY_RETRY_S)
 
 
 async def _check_port_is_free(host: str, port: int) -> None:
@@ -349,7 +419,7 @@ async def list_(invocation: Invocation) -> None:
     """List the cluster's bookies: those that run, and those known to it that do not."""
     async with await open_store(invocation.metadata_uri) as store:
         running = await available_bookies(store)
-        known = set(await store.children(KEY_COOKIES)) | set(running)
+        known = {*await registered_bookies(store), *running}
     rows = []
     for bookie_id in sorted(known):
         record = running.get(bookie_id)
@@ -363,6 +433,39 @@ async def list_(invocation: Invocation) -> None:
             }
         )
     invocation.output.rows(rows, ("bookie_id", "state", "addresses", "rack"))
+
+
+@command(app, "forget")
+async def forget(
+    invocation: Invocation,
+    bookie: Annotated[str, typer.Argument(metavar="BOOKIE", help="The bookie's id.", show_default=False)],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say whether it may be forgotten.")] = False,
+) -> None:
+    """Leave a bookie that is gone for good out of every list. Refused while it runs, or a ledger names it.
+
+    Its id is never used again: a new bookie under it would have lost what the old one promised.
+    """
+    async with client_aio.connect(invocation.metadata_uri) as client:
+        store = client._context.ledgers.store
+        running, known = client.bookies, await registered_bookies(store)
+        if bookie not in known and bookie not in running:
+            raise NoSuchKeyError(
+                f"there is no bookie {bookie}; the cluster's are {', '.join(known) or 'none'}"
+            )
+        if bookie in running:
+            raise InvalidTransitionError(f"bookie {bookie} runs: stop it before it is forgotten")
+        naming = await ledgers_naming(client._context, bookie)
+        if naming:
+            raise InvalidTransitionError(
+                f"{len(naming):,} ledgers name bookie {bookie}, such as {naming[0]}: have them repaired, "
+                f"closed or deleted first (`ledger list --bookie {bookie}`)"
+            )
+        if not dry_run:
+            await retire(store, bookie)
+    text = "may be forgotten" if dry_run else "is forgotten, and its id is not used again"
+    invocation.output.document(
+        {"bookie_id": bookie, "forgotten": not dry_run}, text=f"bookie {bookie} {text}"
+    )
 
 
 @command(app, "info")

@@ -23,15 +23,19 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Annotated, Any
 from urllib.parse import quote
 
 import typer
 
+import client_aio
+from client_aio.admin.survey import survey
 from client_aio.cli.exit_codes import BookieStartError
-from client_aio.cli.options import Invocation, command
+from client_aio.cli.options import LOST_BOOKIE_DELAY_S, Invocation, LostBookieDelay, command
+from client_aio.cli.output import Output
+from client_aio.cli.text import survey_text
 from metadata.backends.uri import parse_uri
 from metadata.errors import BookKeeperError, DirectoryInUseError, InvalidArgumentError, OperationTimeoutError
 
@@ -312,7 +316,7 @@ def _start_failure(bookie: BookieProcess, log_start: int) -> str:
     return f"bookie {bookie.bookie_id} did not start: {last}"
 
 
-app = typer.Typer(no_args_is_help=True, help="Run a cluster on this machine.")
+app = typer.Typer(no_args_is_help=True, help="Run a cluster on this machine, and look at any cluster.")
 
 
 @command(app, "up", without_variable=True)
@@ -340,6 +344,13 @@ async def up(
         int, typer.Option(min=0, max=100, help="Label the bookies with so many racks, in turn; 0: none.")
     ] = 0,
     restart: Annotated[bool, typer.Option("--restart", help="Start a bookie that died again.")] = False,
+    autorecovery: Annotated[
+        bool,
+        typer.Option(
+            "--autorecovery/--no-autorecovery", help="Whether lost copies are made again automatically."
+        ),
+    ] = True,
+    lost_bookie_delay: LostBookieDelay = LOST_BOOKIE_DELAY_S,
 ) -> None:
     """Start a cluster in DIR and run it until Ctrl-C or SIGTERM.
 
@@ -360,9 +371,17 @@ async def up(
         base_port=base_port,
         racks=racks,
         restart=restart,
-        arguments=["--loop", invocation.loop.value],
+        arguments=[
+            *("--loop", invocation.loop.value),
+            *("--lost-bookie-delay", str(lost_bookie_delay)),
+            *(["--autorecovery"] if autorecovery else []),
+        ],
         report=output.note,
     )
+    await _run_until_stopped(cluster, output)
+
+
+async def _run_until_stopped(cluster: LocalCluster, output: Output) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -386,3 +405,34 @@ async def up(
             task.cancel()
         await asyncio.gather(starting, stopped, return_exceptions=True)
         await cluster.stop()
+
+
+@command(app, "status")
+async def status(invocation: Invocation) -> int:
+    """Show the state of a cluster: bookies, ledgers, copies that are lacking, and who repairs.
+
+    Reads the metadata of every ledger, and asks every bookie. The exit code is 0 for a healthy cluster; 1 if
+    it is degraded: copies are lacking or soon will be; 2 if data is at risk: some entry has one good copy at
+    most.
+    """
+    async with client_aio.connect(invocation.metadata_uri) as client:
+        found = await survey(client._context)
+    invocation.output.document(
+        {
+            "condition": found.condition.name.lower().replace("_", " "),
+            "problems": [
+                {"condition": each.condition.name.lower().replace("_", " "), "text": each.text}
+                for each in found.problems
+            ],
+            "bookies": [asdict(each) for each in found.bookies],
+            "ledgers": found.ledgers,
+            "under_replicated": {str(copies): count for copies, count in found.under_replicated.items()},
+            "open_on_bookies_down": found.growing_on_down,
+            "absent": found.absent,
+            "given_up": found.given_up,
+            "unreadable": found.unreadable,
+            "autorecovery": found.auto_recovery.to_document(),
+        },
+        text=survey_text(found),
+    )
+    return int(found.condition)

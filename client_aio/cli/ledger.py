@@ -12,6 +12,7 @@ from typing import Annotated, Any, TypedDict
 import typer
 
 import client_aio
+from client_aio.admin.survey import all_metadata, layout_in_full
 from client_aio.cli.completion import complete_bookies, complete_ledgers, complete_ledgers_and_names
 from client_aio.cli.exit_codes import Exit
 from client_aio.cli.input import ask, delete_each, read_batches, size_of
@@ -29,6 +30,7 @@ from client_aio.cli.text import (
 )
 from client_aio.core.log_chain import owner_of
 from metadata.access.bookies import available_bookies
+from metadata.access.repair_tasks import RepairTasks
 from metadata.backends.uri import open_store
 from metadata.ids import KEY_COOKIES
 from metadata.model.ledger import DIGEST_CRC, DIGEST_HMAC, LedgerMetadata
@@ -406,27 +408,80 @@ def put_bytes(data: bytes | memoryview) -> None:
 async def list_(
     invocation: Invocation,
     ids_only: Annotated[
-        bool, typer.Option("--ids", help="Only the ids, one a line; reads no metadata.")
+        bool, typer.Option("--ids", help="Only the ids, one a line; without a filter, reads no metadata.")
+    ] = False,
+    bookie: Annotated[
+        str | None, typer.Option(metavar="BOOKIE", help="Only ledgers that name this bookie.")
+    ] = None,
+    state: Annotated[
+        client_aio.LedgerState | None, typer.Option(case_sensitive=False, help="Only ledgers in this state.")
+    ] = None,
+    log: Annotated[str | None, typer.Option(metavar="NAME", help="Only ledgers of this log.")] = None,
+    under_replicated: Annotated[
+        bool,
+        typer.Option(
+            "--under-replicated",
+            help="Only ledgers of which copies are lacking: a bookie is down, or auto recovery found it.",
+        ),
     ] = False,
 ) -> None:
     """List the ledgers in the metadata store."""
-    rows = []
-    async with (
-        client_aio.connect(invocation.metadata_uri) as client,
-        aclosing(client.list_ledgers()) as ledgers,
-    ):
-        if ids_only:
-            with invocation.output.stream() as put:
-                async for ledger_id in ledgers:
-                    put({"ledger_id": ledger_id}, str(ledger_id))
+    async with client_aio.connect(invocation.metadata_uri) as client:
+        if ids_only and not (bookie or state or log or under_replicated):
+            async with aclosing(client.list_ledgers()) as ledgers:
+                with invocation.output.stream() as put:
+                    async for ledger_id in ledgers:
+                        put({"ledger_id": ledger_id}, str(ledger_id))
             return
-        async for ledger_id in ledgers:
-            try:
-                rows.append(ledger_row(await client.ledger_metadata(ledger_id)))
-            except client_aio.NoSuchLedgerError:
-                continue  # deleted meanwhile
-    columns = ("ledger_id", "state", "quorums", "fragments", "last_entry", "length", "created", "name")
+        rows = await _rows(client, bookie, state, log, under_replicated=under_replicated)
+    if ids_only:
+        with invocation.output.stream() as put:
+            for row in rows:
+                put({"ledger_id": row["ledger_id"]}, str(row["ledger_id"]))
+        return
+    columns = ["ledger_id", "state", "quorums", "fragments", "last_entry", "length", "created", "name"]
+    if under_replicated:
+        columns[2:2] = ["good_copies", "reasons"]
     invocation.output.rows(rows, columns)
+
+
+async def _rows(
+    client: client_aio.Client,
+    bookie: str | None,
+    state: client_aio.LedgerState | None,
+    log: str | None,
+    *,
+    under_replicated: bool,
+) -> list[dict[str, Any]]:
+    """Return the rows of the ledgers that every filter lets through."""
+    context = client._context
+    tasks = {ref.ledger_id: ref for ref in await RepairTasks(context.ledgers.store).refs()}
+    rows: list[dict[str, Any]] = []
+    async with aclosing(all_metadata(context)) as found:
+        async for ledger_id, metadata in found:
+            if isinstance(metadata, client_aio.MetadataCorruptError):
+                if bookie or state or log or under_replicated:
+                    continue
+                raise metadata
+            if (state and metadata.state is not state) or (log and owner_of(metadata) != log):
+                continue
+            row = ledger_row(metadata)
+            if bookie or under_replicated:
+                try:
+                    _, layout, _ = await layout_in_full(context, metadata)
+                except client_aio.NoSuchLedgerError:
+                    continue
+                if bookie and bookie not in layout.bookies:
+                    continue
+                down = {name for name in layout.bookies if name not in client.bookies}
+                lost = layout.concerned(down)
+                if under_replicated and not lost and ledger_id not in tasks:
+                    continue
+                copies = layout.copies(down)
+                row["good_copies"] = min(copies, tasks[ledger_id].copies) if ledger_id in tasks else copies
+                row["reasons"] = [f"{name} is down" for name in lost] or ["a repair task"]
+            rows.append(row)
+    return rows
 
 
 @command(app, "show")

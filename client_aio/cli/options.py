@@ -27,7 +27,7 @@ from bookie_aio.structured_logging import escape
 from client_aio import PlacementPolicy, RackAware, WeightedRandom
 from client_aio.cli.exit_codes import Exit, describe, exit_code_of
 from client_aio.cli.output import Format, Output, silence_output
-from client_aio.config import PASSWORD_VARIABLE, password_in_environment, password_in_file
+from client_aio.config import PASSWORD_VARIABLE, AutoRecoveryConfig, password_in_environment, password_in_file
 from metadata.errors import InvalidArgumentError
 
 METADATA_VARIABLE = "BOOKIE_AIO_METADATA"
@@ -249,3 +249,15 @@ PlacementOption = Annotated[
         help="How bookies are chosen: by weight, or so that each entry's copies span two racks.",
     ),
 ]
+
+
+LostBookieDelay = Annotated[
+    float,
+    typer.Option(
+        "--lost-bookie-delay",
+        min=0.1,
+        metavar="SECONDS",
+        help="Auto recovery copies what a bookie held when it is gone for longer.",
+    ),
+]
+LOST_BOOKIE_DELAY_S = AutoRecoveryConfig().lost_bookie_delay_s

@@ -1,10 +1,12 @@
 """`bookie-aio spark`: jobs over whole logs and clusters, in Spark.
 
-Only these commands import pyspark, so that all others run without it. `--master` names a Spark cluster; by
-default the job runs in this process's own, on all its cores.
+Only verify, export and import need pyspark; all other commands run without it. `--master` names a Spark
+cluster. By default the job runs in this process's own, on all its cores.
 """
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,20 +25,24 @@ Ledgers = Annotated[list[int] | None, typer.Option("--ledger", metavar="ID", hel
 _LOCAL = "local[*]"
 
 
-def _need_spark() -> None:
-    """Raise InvalidArgumentError where the extra is not installed."""
+@contextmanager
+def _session(invocation: Invocation, master: str, what: str) -> Iterator[Any]:
+    """Start Spark, and report on standard error how far the job is.
+
+    Raises:
+        InvalidArgumentError: the extra is not installed, or Spark does not start.
+    """
+    import client_aio.spark
+
     try:
-        import client_aio.spark
+        client_aio.spark.check_extra("spark")
     except ImportError as error:
         usage_error(str(error))
-    assert client_aio.spark
-
-
-def _session(master: str) -> Any:
-    _need_spark()
+    from client_aio.spark.jobs import reporting
     from client_aio.spark.source import session
 
-    return session(master)
+    with session(master) as started, reporting(started, what, invocation.output.note):
+        yield started
 
 
 @command(app, "verify", without_loop=True)
@@ -59,7 +65,7 @@ def verify(
         usage_error(
             f"--log and --ledger both say which ledgers to verify, {log!r} and {ids}: give one of them"
         )
-    with _session(master) as session:
+    with _session(invocation, master, "verify") as session:
         from client_aio.spark.jobs import verify as verify_ledgers
 
         frame = verify_ledgers(
@@ -93,7 +99,7 @@ def export(
     master: Master = _LOCAL,
 ) -> None:
     """Write closed ledgers to a new folder: Parquet, and a manifest."""
-    with _session(master) as session:
+    with _session(invocation, master, "export") as session:
         from client_aio.spark.archive import export as export_ledgers
 
         done = export_ledgers(
@@ -108,23 +114,24 @@ def import_(
     invocation: Invocation,
     folder: Annotated[str, typer.Argument(metavar="FOLDER", help="What `export` has written.")],
     log: Annotated[str, typer.Option("--log", metavar="NAME", help="The log to add to.")],
+    again: Annotated[bool, typer.Option("--again", help="Also where the log has it already.")] = False,
     password_file: PasswordFile = None,
     master: Master = _LOCAL,
 ) -> None:
     """Make the ledgers of an export anew, compare them with its manifest, and add them to a log at once."""
-    with _session(master) as session:
+    with _session(invocation, master, "import") as session:
         from client_aio.spark.archive import import_ as import_ledgers
 
         done = import_ledgers(
-            session, invocation.metadata_uri, folder, log=log, password_file=_path_of(password_file)
-        )
+            session, invocation.metadata_uri, folder,
+            log=log, again=again, password_file=_path_of(password_file),
+        )  # fmt: skip
     _print(invocation, done)
 
 
 @command(app, "stats", without_loop=True)
 def stats(invocation: Invocation, log: Log = None) -> None:
-    """Show of each log how large it is, how old, and how fast it grows. Needs no Spark to be running."""
-    _need_spark()
+    """Show of each log how large it is, how old, and how fast it grows. Needs neither Spark nor the extra."""
     from client_aio.spark.jobs import stats as stats_of_logs
 
     rows = asyncio.run(stats_of_logs(invocation.metadata_uri, log=log))
@@ -134,6 +141,7 @@ def stats(invocation: Invocation, log: Log = None) -> None:
         "ledgers",
         "open_ledgers",
         "entries",
+        "rows",
         "bytes",
         "bytes_last_day",
         "bytes_per_day",
@@ -151,7 +159,6 @@ def sweep(
     password_file: PasswordFile = None,
 ) -> None:
     """Delete the ledgers of Spark jobs that died before they could commit."""
-    _need_spark()
     from client_aio.spark.commits import sweep_orphans
 
     deleted = asyncio.run(
@@ -159,6 +166,12 @@ def sweep(
             invocation.metadata_uri, log=log, grace_s=older_than_h * 3600, password=password_of(password_file)
         )
     )
+    if not deleted:
+        invocation.output.note(
+            f"nothing to delete: no job has left ledgers of {older_than_h:g} h and more for log {log!r}"
+        )
+        if invocation.output.is_table:
+            return
     invocation.output.rows([{"ledger_id": ledger_id} for ledger_id in deleted], ["ledger_id"])
 
 

@@ -1,4 +1,4 @@
-"""The text forms of a ledger's metadata and entries, and of a log's chain of ledgers. Pure."""
+"""The text forms of ledgers, of logs, and of a whole cluster's state. Pure."""
 
 import base64
 from collections.abc import Sequence
@@ -8,6 +8,7 @@ from typing import Any
 from bookie_aio.structured_logging import escape
 from client_aio.admin.repair import RepairedFragment, RepairReport
 from client_aio.admin.replicas import Replica
+from client_aio.admin.survey import AutoRecoveryState, ClusterSurvey
 from client_aio.log.gaps import LogGap
 from client_aio.log.takeover import LogMetadata
 from metadata.errors import InvalidArgumentError
@@ -320,3 +321,47 @@ def _cells_of(link: dict[str, Any]) -> tuple[str, ...]:
 
 def _time(milliseconds: int) -> str:
     return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="seconds")
+
+
+def survey_text(found: ClusterSurvey) -> str:
+    """Return the text of `cluster status`."""
+    lines = [f"{found.condition.name.lower().replace('_', ' ')}"]
+    lines += [f"  {problem.text}" for problem in found.problems]
+    lines.append("")
+    for one in found.bookies:
+        facts = [f"{one.ledgers:,} ledgers"]
+        if one.disk_free_bytes is not None:
+            facts.append(f"{one.disk_free_bytes / 2**30:,.1f} GiB free")
+        if one.ledgers_damaged:
+            facts.append(f"data lost of {one.ledgers_damaged:,} ledgers")
+        if one.gone_s is not None:
+            facts.append(f"gone for {one.gone_s:,.0f} s at least")
+        if one.rack:
+            facts.append(f"rack {one.rack}")
+        lines.append(f"bookie {one.bookie_id}: {one.state}, {', '.join(facts)}")
+    states = ", ".join(f"{count:,} {state}" for state, count in found.ledgers.items())
+    lines.append(f"ledgers: {states or 'none'}")
+    if found.given_up:
+        lines.append(f"closed with a loss that was accepted: {found.given_up:,} ledgers")
+    return "\n".join([*lines, recovery_text(found.auto_recovery)])
+
+
+def recovery_text(state: AutoRecoveryState) -> str:
+    """Return the text of `autorecovery status`."""
+    estimate = "" if not state.estimate_s else f", about {state.estimate_s:,.0f} s of work"
+    waiting = f" and {state.record.waiting:,} behind them" if state.record.waiting else ""
+    lines = [
+        f"auto recovery: {'paused, ' if state.is_paused else ''}auditor {state.auditor or 'none'}, "
+        f"{len(state.workers)} workers, {len(state.refs):,} tasks{waiting}{estimate}"
+    ]
+    for copies, count in state.by_copies.items():
+        lines.append(f"  {count:,} ledgers with {copies} good copies of some entries")
+    for ref, task in state.tasks:
+        if task.attempts:
+            lines.append(f"  ledger {ref.ledger_id}, {task.attempts} attempts: {task.error}")
+    lines += [
+        f"  {worker.name} repairs ledger {worker.ledger_id}"
+        for worker in state.workers
+        if worker.ledger_id is not None
+    ]
+    return "\n".join(lines)

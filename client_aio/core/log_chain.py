@@ -18,16 +18,9 @@ write:
 - *An append is made from a head that was read before the new ledger was made* (`Listing` appends from one
   version only). A sweep of unlisted ledgers changes the head's version first. So it deletes no ledger that
   will be listed.
-- *Healing* (`Backlog`). A ledger of a writer fails, for want of bookies and not by a fence. The writer then
-  opens its log again, from a head whose last row is a ledger that it made itself (`is_still_own`). Any other
-  last row means a takeover, and nothing may be fenced. The recovered end of the failed ledger decides about
-  its outstanding records. Only this writer gave values to that ledger's entries, so an entry at or below the
-  end has the bytes that were appended. These records complete. The others lie in no ledger and never will,
-  since the ledger is CLOSED. They go to the next ledger, in order, before any record appended since. So each
-  record takes effect once.
-- *The timeout of appends* (`AppendAges`). When the oldest outstanding record is too old, all outstanding
-  records fail as *unknown*, and none is sent again. A younger record that went on alone would overtake those
-  that failed. The records appended later go to another ledger, behind the recovered end.
+- *Healing*. A ledger of a writer fails, for want of bookies and not by a fence. The writer then opens its log
+  again, from a head whose last row is a ledger that it made itself (`is_still_own`). Any other last row means
+  a takeover, and nothing may be fenced. `client_aio.core.healing` says what becomes of the records.
 
 Owns these decisions. Does not own ledgers, the store, or the timing of the steps.
 """
@@ -35,22 +28,18 @@ Owns these decisions. Does not own ledgers, the store, or the timing of the step
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple
 
-from client_aio.core.add_window import ENTRY_OVERHEAD_BYTES
-from client_aio.core.liveness import LATE_S, shifted
 from metadata.errors import InvalidArgumentError, LogTruncatedError
 from metadata.model.log import Position
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from metadata.model.ledger import LedgerMetadata
     from metadata.model.log import LogHead, LogRow
 
-Token = TypeVar("Token")
 TAG = "bookie-aio.log"
 """The key of a ledger's custom metadata that names the log whose writer made it."""
 
@@ -140,103 +129,6 @@ def is_still_own(head: LogHead, made: Collection[int]) -> bool:
     Every takeover, and every addition of ledgers, appends a row. No truncation drops the last row.
     """
     return head.rows.last_key is not None and head.rows.last_key in made
-
-
-class Backlog(Generic[Token]):
-    """The records of a log's writer that no ledger of it is replicating, in the order of their appends.
-
-    First come the records that were *cut off* when their ledger failed: the ledger's end decides about them.
-    Behind them come the records that are *held* for the next ledger.
-
-    Invariant: no record is taken for the next ledger while the end of a former ledger is open.
-    """
-
-    def __init__(self) -> None:
-        self.bytes_held = 0
-        self.settled = 0  # records that were acknowledged in former ledgers, or failed
-        self._ledger_id = -1
-        self._first_entry = 0
-        self._cut: list[tuple[bytes, Token]] = []
-        self._held: deque[tuple[bytes, Token]] = deque()
-
-    def __len__(self) -> int:
-        return len(self._cut) + len(self._held)
-
-    def hold(self, data: bytes, token: Token) -> None:
-        """Keep a record for the next ledger."""
-        self._held.append((data, token))
-        self.bytes_held += _size(data)
-
-    def cut_off(self, ledger_id: int, first_entry: int, records: Iterable[tuple[bytes, Token]]) -> None:
-        """Note that a ledger has failed, with these records outstanding from `first_entry` on."""
-        assert not self._cut, "the end of the ledger before is open"
-        self._ledger_id, self._first_entry, self._cut = ledger_id, first_entry, list(records)
-        self.bytes_held += sum(_size(data) for data, _ in self._cut)
-        self.settled += first_entry
-
-    @property
-    def undecided(self) -> int | None:
-        """Return the ledger whose end decides about records; None if no record waits for one."""
-        return self._ledger_id if self._cut else None
-
-    def ended(self, last_entry: int) -> list[tuple[Position, Token]]:
-        """Note where the failed ledger ends for ever; returns the records that are in it, in order.
-
-        The others become the first of those that are held.
-        """
-        count = min(max(0, last_entry + 1 - self._first_entry), len(self._cut))
-        known, rest = self._cut[:count], self._cut[count:]
-        self._cut = []
-        self._held.extendleft(reversed(rest))
-        self.bytes_held -= sum(_size(data) for data, _ in known)
-        self.settled += count
-        first = self._first_entry
-        return [(Position(self._ledger_id, first + index), token) for index, (_, token) in enumerate(known)]
-
-    def take(self) -> list[tuple[bytes, Token]]:
-        """Remove and return the records to send to the next ledger, in order."""
-        assert not self._cut, "the end of the failed ledger is open"
-        taken, self._held, self.bytes_held = list(self._held), deque(), 0
-        return taken
-
-    def give_up(self) -> list[Token]:
-        """Drop all records, none of which is sent again; returns their tokens, in order."""
-        tokens = [token for _, token in (*self._cut, *self._held)]
-        self._cut, self._held, self.bytes_held = [], deque(), 0
-        self.settled += len(tokens)
-        return tokens
-
-
-def _size(data: bytes) -> int:
-    return len(data) + ENTRY_OVERHEAD_BYTES
-
-
-class AppendAges:
-    """The age of the oldest outstanding append, compared with the timeout.
-
-    Counts appends instead of dating each: an append takes part in no work of this class. The answer is late
-    by up to the time between two looks.
-    """
-
-    def __init__(self, timeout_s: float) -> None:
-        self._timeout_s = timeout_s
-        self._marks: deque[tuple[float, int]] = deque()  # at that time so many appends had been made
-
-    def is_overdue(self, now: float, appended: int, settled: int, *, late_s: float = 0.0) -> bool:
-        """Look: of `appended` appends so far, the first `settled` are acknowledged or have failed.
-
-        Args:
-            late_s: our own event loop did not run for so long before this look. Answers may wait: this look
-                judges nothing.
-        """
-        marks = self._marks
-        if late_s >= LATE_S:
-            marks = self._marks = deque((shifted(at, late_s, now), number) for at, number in marks)
-        if not marks or marks[-1][1] < appended:
-            marks.append((now, appended))
-        while marks and marks[0][1] <= settled:
-            marks.popleft()
-        return bool(marks) and now - marks[0][0] >= self._timeout_s and late_s < LATE_S
 
 
 class Step(NamedTuple):

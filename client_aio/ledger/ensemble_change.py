@@ -126,6 +126,8 @@ class EnsembleChangeTask(Generic[Token]):
         self._rolls: list[asyncio.Future[None]] = []
         self._later_rolls: list[asyncio.Future[None]] = []  # requested when a roll had begun
         self._task: OwnedTask | None = None
+        self._step: Step = None  # under way
+        self._has_seated = False  # the replacements of a `Copy` under way
         self._look: OwnedTask | None = None  # at the metadata of an owner that is fenced
         self._repeats = Repeats()
 
@@ -210,24 +212,18 @@ class EnsembleChangeTask(Generic[Token]):
     async def _run(self) -> None:
         has_ended = True
         try:
-            step = self._changer.next()
+            step = self._changer.next() if self._step is None else self._step
             while step is not None and self._owner._needs_bookies():
+                if step is not self._step:
+                    self._step, self._has_seated = step, False
                 if isinstance(step, (Find, Wait, Drain, GiveUp)) and self._replicator.disowning:
                     await self._check_that_it_exists()
                 step = await self._carry_out(step)
         except asyncio.CancelledError:
             # By the owner, or by the application, which may have cancelled all tasks. The task is started
-            # again then, unless a change was half-way: whether its compare-and-set happened is not known.
-            is_ours = self._task is None or self._task.is_cancelled
-            has_ended = is_ours or self._replicator.window.is_frozen
-            if has_ended and not is_ours:
-                ledger_id = self._replicator.window.ledger_id
-                self._owner._fail(
-                    MetadataUnavailableError(
-                        f"an ensemble change of ledger {ledger_id} was cancelled half-way",
-                        ledger_id=ledger_id,
-                    )
-                )
+            # again then, and makes the step that was cut off once more. A compare-and-set that has happened
+            # conflicts then, and the metadata show that it has (rule 10).
+            has_ended = self._task is None or self._task.is_cancelled
             raise
         except BookKeeperError as error:
             self._owner._fail(error)
@@ -238,6 +234,7 @@ class EnsembleChangeTask(Generic[Token]):
             self._owner._fail(WriterAbortedError(why, ledger_id=ledger_id))
         finally:
             if has_ended:
+                self._step = None
                 self._end_all_rolls()
 
     def _end_all_rolls(self) -> None:
@@ -265,7 +262,9 @@ class EnsembleChangeTask(Generic[Token]):
                 await self._wait(is_frozen)
                 return changer.next()
             case Copy(bookies, seats):
-                replicator.seat_replacements(bookies, seats, self._connections)
+                if not self._has_seated:
+                    replicator.seat_replacements(bookies, seats, self._connections)
+                    self._has_seated = True
                 await self._copy()
                 if not self._owner._needs_bookies():
                     return None  # Closed at the ack quorum: nobody has been told of the replacements.

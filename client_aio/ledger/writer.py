@@ -24,6 +24,7 @@ from bookie_aio.wire.messages import AddFlag, WriteLac
 from client_aio.context import on_own_loop
 from client_aio.core.add_window import BATCH_BYTES_MAX, ENTRY_OVERHEAD_BYTES, EntryOrder
 from client_aio.core.ensemble_change import Closing
+from client_aio.core.healing import Intake
 from client_aio.handles import ClosesOnExit
 from client_aio.lac_clock import LacPublisher
 from client_aio.ledger.entry_reader import writers_reader
@@ -129,27 +130,9 @@ class LedgerWriter(ClosesOnExit):
     ) -> None:
         self._context = context
         self._config = context.config
-        self._held = self._hold(metadata, version)
-        self._term = term
         self._digest = digest
         self._options = options
         self._loop = asyncio.get_running_loop()
-        replication: Replication[Token] = Replication(
-            context,
-            metadata,
-            digest,
-            self,
-            term=term,
-            flags=AddFlag.DEFERRED_SYNC if options.deferred_sync else AddFlag.NONE,
-            ack_quorum=metadata.ack_quorum,
-            next_entry=last_entry + 1,
-            length=length,
-            guaranteed_write_quorum=metadata.guaranteed_write_quorum,
-            deferred_sync=options.deferred_sync,
-        )
-        # Attributes of the writer itself: every add uses the first two.
-        self._window, self._replicator = replication.window, replication.replicator
-        self._changes = replication.changes
         # Gets what is outstanding when the writer fails; without it the futures fail.
         self._on_dropped: Callable[[Outstanding[Token]], None] | None = None
         self._is_closing = False
@@ -166,11 +149,38 @@ class LedgerWriter(ClosesOnExit):
         self._bulk_lock, self._ending = asyncio.Lock(), asyncio.Lock()
         self._queued: list[_Given] = []  # added while add_entries runs
         self._queued_bytes = 0  # with the entries behind a gap in the ids
-        self._forces = DeferredSync(self._window, self._replicator.force, lambda: self._failure)
-        self._lac_publisher = LacPublisher(self._window, self._publish_lac, context.lac_clock)
-        self._copies = CopiesWatch(self._replicator, self._config.add_quorum_timeout_s)
-        self._stall_watch = StallWatch(self._window, self._fail, self._config.add_quorum_timeout_s)
+        self._attach(metadata, version, term=term, last_entry=last_entry, length=length)
+        self._intake = Intake(self._window)
         self._reader = self._make_reader()
+
+    def _attach(
+        self, metadata: LedgerMetadata, version: Version, *, term: int, last_entry: int, length: int
+    ) -> None:
+        """Begin to add behind `last_entry`, under a term."""
+        self._held = self._hold(metadata, version)
+        self._term = term
+        deferred_sync = self._options.deferred_sync
+        replication: Replication[Token] = Replication(
+            self._context,
+            metadata,
+            self._digest,
+            self,
+            term=term,
+            flags=AddFlag.DEFERRED_SYNC if deferred_sync else AddFlag.NONE,
+            ack_quorum=metadata.ack_quorum,
+            next_entry=last_entry + 1,
+            length=length,
+            guaranteed_write_quorum=metadata.guaranteed_write_quorum,
+            deferred_sync=deferred_sync,
+        )
+        # Attributes of the writer itself: every add uses the first two.
+        self._window, self._replicator = replication.window, replication.replicator
+        self._changes = replication.changes
+        self._forces = DeferredSync(self._window, self._replicator.force, lambda: self._failure)
+        self._lac_publisher = LacPublisher(self._window, self._publish_lac, self._context.lac_clock)
+        self._copies = CopiesWatch(self._replicator, self._config.add_quorum_timeout_s)
+        stall_watch = StallWatch(self._window, self._fail, self._config.add_quorum_timeout_s)
+        self._parts = (self._replicator, self._changes, self._lac_publisher, stall_watch)
 
     def _hold(self, metadata: LedgerMetadata, version: Version) -> VersionedLedgerMetadata:
         return VersionedLedgerMetadata(self._context, metadata, version)
@@ -222,7 +232,7 @@ class LedgerWriter(ClosesOnExit):
     @property
     def last_add_pushed(self) -> int:
         """Return the id of the last entry that was taken, −1 for none."""
-        return self._window.last_add_pushed
+        return self._intake.last_taken - self._intake.shift
 
     @property
     def length(self) -> int:
@@ -232,7 +242,7 @@ class LedgerWriter(ClosesOnExit):
     @property
     def bytes_in_flight(self) -> int:
         """Return the bytes of the unacknowledged entries, including the overhead of each entry."""
-        return self._window.bytes_held + self._queued_bytes
+        return self._intake.bytes_held + self._queued_bytes
 
     @property
     def is_closed(self) -> bool:
@@ -283,7 +293,7 @@ class LedgerWriter(ClosesOnExit):
         if _get_running_loop() is not self._loop:
             self._context.check_loop()
         if type(data) is not bytes:
-            data = self._copy(data)
+            data = as_entry(data, self.ledger_id)
         if len(data) > self._entry_bytes_max:
             self.check_size(data)
         future = self._create_future()
@@ -319,13 +329,14 @@ class LedgerWriter(ClosesOnExit):
         check_entries(entries)
         try:
             async with self._bulk_lock:
-                self._is_direct = False
+                self._is_direct, losses = False, self._intake.losses
                 try:
-                    first, last = await self._take_all(entries)
+                    first, last = await self._take_all(entries, losses)
                 finally:
                     self._take_queued()
-                    self._is_direct = self._failure is None and not self._is_closing
+                    self._is_direct = not self.is_closed and not self._intake.is_holding
             await self._wait_for(last)
+            self._intake.check(losses)
         except BookKeeperError as error:
             if error is not self._failure:
                 raise
@@ -333,7 +344,8 @@ class LedgerWriter(ClosesOnExit):
             raise with_message(
                 error, f"{error}; acknowledged up to entry {self._window.lac}", self._window.lac
             ) from error
-        return first, last
+        shift = self._intake.shift
+        return first - shift, last - shift
 
     async def drain(self) -> None:
         """Wait until at most `max_in_flight_bytes` are in flight, or only entries behind a gap in the ids.
@@ -348,7 +360,7 @@ class LedgerWriter(ClosesOnExit):
         """
         while self._failure is None and self.bytes_in_flight > self._config.max_in_flight_bytes:
             self._context.check_loop()
-            if not self._window.bytes_held and not self._queued:
+            if not self._intake.bytes_held and not self._queued:
                 return  # All entries wait behind a gap, which only the caller can close.
             if self._options.deferred_sync:
                 await self.force()
@@ -368,7 +380,7 @@ class LedgerWriter(ClosesOnExit):
         if self._bulk_lock.locked() and self._queued:
             async with self._bulk_lock:
                 pass
-        await self._wait_for(self._window.last_add_pushed)
+        await self._wait_for(self._intake.last_taken)
 
     async def force(self) -> int:
         """Make durable, and acknowledge, every entry added so far (deferred sync); returns the LAC.
@@ -379,7 +391,8 @@ class LedgerWriter(ClosesOnExit):
             BookKeeperError: the writer's first failure.
         """
         await self.flush()
-        await self._forces.up_to(self._window.last_add_pushed)
+        if self._options.deferred_sync:
+            await self._forces.up_to(self._window.last_add_pushed)
         return self._window.lac
 
     async def close(self, *, at_ack_quorum: bool = False) -> LedgerMetadata:
@@ -418,6 +431,8 @@ class LedgerWriter(ClosesOnExit):
             if not self._was_idle:
                 raise
         async with self._ending:  # The later one of two concurrent calls sees the result of the first.
+            if self._failure is None and self._has_closed:
+                return self._held.current
             if self._failure is not None:
                 if not self._was_idle:
                     raise self._failure.with_traceback(None)
@@ -440,7 +455,8 @@ class LedgerWriter(ClosesOnExit):
 
         def is_settled() -> bool:
             window = self._window
-            return window.is_idle or (at_ack_quorum and window.lac == window.last_add_pushed)
+            is_acknowledged = window.lac == window.last_add_pushed
+            return window.is_idle or self._has_closed or (at_ack_quorum and is_acknowledged)
 
         while True:
             await self.flush()
@@ -477,11 +493,6 @@ class LedgerWriter(ClosesOnExit):
 
     # --- taking ---
 
-    def _copy(self, data: object) -> bytes:
-        if isinstance(data, (bytes, bytearray, memoryview)):
-            return bytes(data)
-        raise InvalidArgumentError(f"an entry is bytes, not {type(data).__name__}", ledger_id=self.ledger_id)
-
     def check_size(self, data: bytes) -> None:
         """Raise EntryTooLargeError when the entry is above the limit."""
         if len(data) > self._config.entry_bytes_max:
@@ -515,6 +526,8 @@ class LedgerWriter(ClosesOnExit):
                 self._window.add(item, its_future)
             if ready:
                 self._replicator.schedule_flush()
+        elif self._intake.is_holding and not self._bulk_lock.locked():
+            self._intake.put(data, future)
         else:
             self._queued.append((data, future))
             self._queued_bytes += len(data) + ENTRY_OVERHEAD_BYTES
@@ -545,32 +558,34 @@ class LedgerWriter(ClosesOnExit):
         fail_all([future], self._failure or closed)
 
     async def _take_all(
-        self, entries: Iterable[bytes | bytearray | memoryview] | AsyncIterable[bytes]
+        self, entries: Iterable[bytes | bytearray | memoryview] | AsyncIterable[bytes], losses: int
     ) -> tuple[int, int]:
-        first = self._window.last_add_pushed + 1
+        first = self._intake.last_taken + 1
         taken = 0
         if isinstance(entries, AsyncIterable):
             async for data in entries:
-                taken = await self._take(data, taken)
+                taken = await self._take(data, taken, losses)
                 self._replicator.schedule_flush()  # The next entry may come much later.
         else:
             for item in entries:
-                taken = await self._take(item, taken)
+                taken = await self._take(item, taken, losses)
         if self._failure is not None:
             raise self._failure.with_traceback(None)
+        self._intake.check(losses)
         self._replicator.schedule_flush()
-        return first, self._window.last_add_pushed
+        return first, self._intake.last_taken
 
-    async def _take(self, data: bytes | bytearray | memoryview, taken: int) -> int:
+    async def _take(self, data: bytes | bytearray | memoryview, taken: int, losses: int) -> int:
         """Take one entry of a bulk; returns the bytes taken since the last event-loop iteration."""
         if type(data) is not bytes:
-            data = self._copy(data)
+            data = as_entry(data, self.ledger_id)
         self.check_size(data)
         if self._failure is not None:
             raise self._failure.with_traceback(None)
+        self._intake.check(losses)
         if self._is_closing:
             raise LedgerClosedError(f"ledger {self.ledger_id} is closed", ledger_id=self.ledger_id)
-        self._window.add(data, None)
+        self._intake.put(data, None)
         taken += len(data) + ENTRY_OVERHEAD_BYTES
         if taken < _BULK_TURN_BYTES:
             return taken
@@ -581,7 +596,7 @@ class LedgerWriter(ClosesOnExit):
 
     async def _make_room(self) -> None:
         """Do as `drain` for a bulk, without waiting for adds that are queued behind the bulk."""
-        while self._failure is None and self._window.bytes_held > self._config.max_in_flight_bytes:
+        while self._failure is None and self._intake.bytes_held > self._config.max_in_flight_bytes:
             if self._options.deferred_sync:
                 last = self._window.last_entry_sent
                 await self._wait_for(last)
@@ -597,7 +612,7 @@ class LedgerWriter(ClosesOnExit):
             if self.is_closed:
                 self._refuse(future)
             else:
-                self._window.add(data, future)
+                self._intake.put(data, future)
         self._replicator.schedule_flush()
 
     # --- acknowledgements and failures ---
@@ -607,7 +622,7 @@ class LedgerWriter(ClosesOnExit):
             self._complete(group)
         window = self._window
         self._forces.moved()
-        self._waiters.reached(window.last_entry_reported)
+        self._waiters.reached(self._intake.last_settled)
         if not self._room.is_set() and window.bytes_held <= self._config.max_in_flight_bytes:
             self._room.set()  # Each waiter checks for itself whether there is room enough.
         if window.replacements or window.is_holding:
@@ -624,7 +639,7 @@ class LedgerWriter(ClosesOnExit):
     async def _wait_for(self, entry_id: int) -> None:
         if self._failure is not None:
             raise self._failure.with_traceback(None)
-        if entry_id > self._window.last_entry_reported:
+        if entry_id > self._intake.last_settled:
             await self._waiters.wait_for(entry_id)
 
     def _publish_lac(self) -> None:
@@ -638,24 +653,23 @@ class LedgerWriter(ClosesOnExit):
             return
         self._failure, self._is_direct = as_unknown(error).with_traceback(None), False
         was_idle = self._window.is_idle
-        dropped = self._window.abort()
+        dropped, held = self._window.abort(), self._intake.give_up()
         queued, self._queued, self._queued_bytes = self._queued, [], 0
         behind_gap = self._order.give_up() if self._order is not None else []
-        self._was_idle = was_idle and not queued and not behind_gap and isinstance(error, LedgerFencedError)
+        outstanding = [*held, *queued, *behind_gap]
+        self._was_idle = was_idle and not outstanding and isinstance(error, LedgerFencedError)
         if self._on_dropped is not None:
             self._on_dropped(dropped)
         else:
-            fail_all([*dropped.tokens(), *(future for _, future in [*queued, *behind_gap])], error)
+            fail_all([*dropped.tokens(), *held, *(future for _, future in [*queued, *behind_gap])], error)
         self._waiters.fail(error)
         self._room.set()
         self._forces.moved()
         self._release()
 
     def _release(self) -> None:
-        self._replicator.stop()
-        self._changes.stop()
-        self._lac_publisher.stop()
-        self._stall_watch.stop()
+        for part in self._parts:
+            part.stop()
         self._context.forget(self)
 
     # --- ensemble changes (rules 9 and 10) ---
@@ -685,11 +699,19 @@ class LedgerWriter(ClosesOnExit):
         closing = Closing(window.lac, window.length_confirmed, self._changes.fragment, short_from)
         if await self._held.update(closing.apply) or closing.is_met_by(self._held.current):
             self._has_closed, self._failure = True, None
+            self._room.set()  # Another call may wait for copies.
             return
         error = fenced_by_metadata(self._held.current)
         self._fail(error)
         self._was_idle = False  # The metadata have decided: a further call fails too.
         raise error
+
+
+def as_entry(data: object, ledger_id: int) -> bytes:
+    """Return a copy of an entry's bytes."""
+    if isinstance(data, (bytes, bytearray, memoryview)):
+        return bytes(data)
+    raise InvalidArgumentError(f"an entry is bytes, not {type(data).__name__}", ledger_id=ledger_id)
 
 
 def check_entries(entries: object) -> None:

@@ -17,9 +17,15 @@ from client_aio.core.log_chain import TAG, Listing
 from client_aio.log.ownership import claim
 from client_aio.log.takeover import LogTakeover, is_met, read_log_metadata
 from client_aio.log.truncation import ensure_log, finish_dropping
-from metadata.errors import BookKeeperError, InvalidArgumentError, NoSuchLedgerError, NoSuchLogError
+from metadata.errors import (
+    BookKeeperError,
+    InvalidArgumentError,
+    NoSuchLedgerError,
+    NoSuchLogError,
+    StaleTransactionError,
+)
 from metadata.ids import LEDGER_ID_MAX, check_ledger_id
-from metadata.model.log import LogRow
+from metadata.model.log import LogRow, Transaction
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -44,6 +50,7 @@ JOBS_LOG = "spark.log"
 unless the log lists it. (`client_aio.spark.provenance` has the other keys of such a ledger.)"""
 
 _CHECKS_AT_ONCE = 32
+CONTENT_CHARACTERS_MAX = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +68,7 @@ class Addition:
     """The arguments of one addition, checked."""
 
     ledger_ids: tuple[int, ...]
-    transaction: tuple[str, int] | None
+    transaction: Transaction | None
     replace: bool
     custom: Mapping[str, bytes]
     fits: Callable[[LogHead], None] | None = None
@@ -74,6 +81,7 @@ class Addition:
         transaction: tuple[str, int] | None,
         replace: bool,
         custom: Mapping[str, bytes],
+        content: str = "",
     ) -> Addition:
         """Check the caller's arguments, or raise InvalidArgumentError."""
         if not isinstance(ledger_ids, Sequence) or isinstance(ledger_ids, (str, bytes, bytearray)):
@@ -93,14 +101,33 @@ class Addition:
                 or not 0 <= batch_id <= LEDGER_ID_MAX
             ):
                 raise InvalidArgumentError(f"batch id {batch_id!r} is not an integer from 0 to 2**63 - 1")
-        return cls(ids, transaction, replace, custom)
+        if not isinstance(content, str) or len(content) > CONTENT_CHARACTERS_MAX:
+            raise InvalidArgumentError(
+                f"content {content!r} is not a string of at most {CONTENT_CHARACTERS_MAX} characters"
+            )
+        return cls(ids, None if transaction is None else Transaction(*transaction, content), replace, custom)
 
     def is_repeated(self, head: LogHead) -> bool:
-        """Return whether the log has recorded this transaction, or a later one of its query."""
-        if self.transaction is None:
+        """Return whether the log has recorded this very transaction as the last one of its query.
+
+        Raises:
+            StaleTransactionError: it has recorded a later batch, or other records under this batch's number.
+                Reported as a repetition, records that are in no log would count as added.
+        """
+        ours = self.transaction
+        last = None if ours is None else head.last_transaction(ours.query_id)
+        if ours is None or last is None or last.batch_id < ours.batch_id:
             return False
-        last = head.last_batch(self.transaction[0])
-        return last is not None and last >= self.transaction[1]
+        if last.batch_id == ours.batch_id and ours.content in ("", last.content):
+            return True
+        is_same_number = last.batch_id == ours.batch_id
+        found = (
+            "other records under that number" if is_same_number else f"batch {last.batch_id} of that query"
+        )
+        raise StaleTransactionError(
+            f"batch {ours.batch_id} of query {ours.query_id!r} is not added: log {head.name!r} has recorded "
+            f"{found}, and only the very batch that a log recorded last can be repeated"
+        )
 
     def change(self, head: LogHead, rows: Sequence[LogRow]) -> LogHead:
         """Return the head with the rows, the custom metadata and the transaction of this addition."""
@@ -109,7 +136,7 @@ class Addition:
         elif self.fits is not None:
             self.fits(head)
         head = head.append(rows).with_custom(self.custom)
-        return head if self.transaction is None else head.record(*self.transaction)
+        return head if self.transaction is None else head.record(self.transaction)
 
 
 async def add_to_log(
@@ -118,6 +145,8 @@ async def add_to_log(
     """Take a log over and list closed ledgers; see `Client.add_to_log`."""
     try:
         return await _add(context, lists, addition, password)
+    except StaleTransactionError:
+        raise
     except (InvalidArgumentError, NoSuchLedgerError):
         # An earlier call may have added the ledgers, and a truncation may have deleted them since.
         if await _is_recorded(lists, addition):

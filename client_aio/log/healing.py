@@ -1,6 +1,6 @@
 """Opening a log for its writer: by a takeover first, and again after a ledger of it has failed (healing).
 
-The shell around `client_aio.core.log_chain`, whose theory says why healing is safe:
+`client_aio.core.healing` says why that is safe. The steps:
 
     a ledger fails ─▶ hold records back ─▶ read the list: is its last row ours?
       ─▶ recover the last two ledgers ─▶ complete the records that the recovered end holds
@@ -13,35 +13,28 @@ The shell around `client_aio.core.log_chain`, whose theory says why healing is s
 from __future__ import annotations
 
 import asyncio
-import enum
 import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from client_aio.bookies.connection import awake_timeout
-from client_aio.context import Repeats
-from client_aio.core.log_chain import AppendAges, Backlog, Listing, is_still_own
+from client_aio.core.healing import Backlog
+from client_aio.core.log_chain import Listing, is_still_own
+from client_aio.healing import Healing, is_final
 from client_aio.ledger.create import create_ledger
 from client_aio.ledger.futures import Failure
 from client_aio.log.takeover import LogLedger, LogTakeover, discard, is_met
 from metadata.errors import (
     BookKeeperError,
-    ClientClosedError,
-    InvalidArgumentError,
     LedgerRecoveryError,
     LogFencedError,
-    MetadataCorruptError,
     NoSuchLedgerError,
     NoSuchLogError,
     OperationTimeoutError,
-    UnauthorizedAccessError,
-    WriterAbortedError,
 )
 from metadata.model.log import LogRow
-from metadata.owned_task import OwnedTask
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Mapping
+    from collections.abc import Callable, Mapping
 
     from client_aio.context import ClientContext
     from client_aio.core.digest import Digest
@@ -52,36 +45,6 @@ if TYPE_CHECKING:
     from metadata.store import Version
 
 logger = logging.getLogger(__name__)
-
-_REST_MIN_S = 0.05
-_REST_MAX_S = 1.0
-_LOOKS_PER_TIMEOUT = 8
-"""A record that is too old is found late by at most this share of the timeout."""
-_FINAL = (
-    LogFencedError,
-    WriterAbortedError,
-    ClientClosedError,
-    UnauthorizedAccessError,
-    InvalidArgumentError,
-    MetadataCorruptError,
-)
-
-
-class WriterState(enum.StrEnum):
-    """The state of a log's writer."""
-
-    WRITING = "writing"
-    HEALING = "healing"
-    """Its last ledger has failed. Records are held until the log is open again."""
-    FENCED = "fenced"
-    """Another writer has the log. Final."""
-    CLOSED = "closed"
-    """It takes no more records: closed, aborted, or failed for good. Final."""
-
-
-def is_final(error: BookKeeperError) -> bool:
-    """Return whether a writer that meets this error does not open its log again."""
-    return isinstance(error, _FINAL)
 
 
 class Listed(NamedTuple):
@@ -126,7 +89,6 @@ class Opener:
         self._log = log
         self._backlog = backlog
         self._made: set[int] = set()
-        self._repeats = Repeats()
 
     def make(
         self, context: ClientContext, metadata: LedgerMetadata, version: Version, digest: Digest
@@ -166,8 +128,8 @@ class Opener:
             raise
         return await self._list(ledger, takeover)
 
-    async def open_again(self, on_settled: Callable[[int], None]) -> Listed:
-        """Open the log again, trying until it succeeds.
+    async def try_again(self, on_settled: Callable[[int], None]) -> Listed | None:
+        """Open the log again once; returns None if the list was changed meanwhile.
 
         Args:
             on_settled: called with the last entry of the failed ledger, where records wait for its end.
@@ -176,27 +138,8 @@ class Opener:
 
         Raises:
             LogFencedError: another writer has the log, or the log was deleted.
-            BookKeeperError: an error for which `is_final` holds.
+            BookKeeperError: as `take_over`; if `is_final` holds for it, another attempt is in vain.
         """
-        loop, rest_s = asyncio.get_running_loop(), _REST_MIN_S
-        while True:
-            try:
-                listed = await self._try_again(on_settled)
-                if listed is not None:
-                    return listed
-            except BookKeeperError as error:
-                if is_final(error):
-                    raise
-                if count := self._repeats.due(type(error), loop.time()):
-                    logger.warning(
-                        "log=%s is not open again yet (attempts since the last report: %d): %s",
-                        self._lists.name, count, error,
-                    )  # fmt: skip
-            await self._context.pool.directory.wait_for_change(rest_s)
-            rest_s = min(2 * rest_s, _REST_MAX_S)
-
-    async def _try_again(self, on_settled: Callable[[int], None]) -> Listed | None:
-        """Open the log again once; returns None if the list was changed meanwhile."""
         try:
             try:
                 takeover = await LogTakeover.prepare(
@@ -304,14 +247,9 @@ class Healer:
         self._failure: Failure | None = None
         self.is_holding = False  # records are held back: the log rolls or heals
         self._switched = asyncio.Event()  # or failed
-        self._healing: OwnedTask | None = None
         self._is_closed = False
-        self._state_changed = asyncio.Event()
         self.completed: Position | None = None  # the last record that a recovered end has completed
-        self.timeout_s = timeout_s
-        self._ages = AppendAges(timeout_s or 0.0)
-        self._timer: asyncio.TimerHandle | None = None
-        self._look_due_at = float("inf")
+        self.healing = Healing(context, f"log {lists.name!r}", self, timeout_s)
         self._loss: Failure | None = None  # not raised by `check_loss` yet
 
     # --- what is known ---
@@ -319,28 +257,7 @@ class Healer:
     @property
     def is_healing(self) -> bool:
         """Return whether the log is being opened again."""
-        return self._healing is not None and self.failure is None
-
-    @property
-    def state(self) -> WriterState:
-        """Return the state of the writer."""
-        if isinstance(self.failure, LogFencedError):
-            return WriterState.FENCED
-        if self.failure is not None or self._is_closed:
-            return WriterState.CLOSED
-        return WriterState.HEALING if self.is_healing else WriterState.WRITING
-
-    async def states(self) -> AsyncGenerator[WriterState, None]:
-        """Yield the state now, and each later state; end behind a final one."""
-        last: WriterState | None = None
-        while True:
-            changed = self._state_changed
-            if (state := self.state) is not last:
-                last = state
-                yield state
-            if state in (WriterState.FENCED, WriterState.CLOSED):
-                return
-            await changed.wait()
+        return self.healing.is_healing
 
     @property
     def settled(self) -> int:
@@ -412,27 +329,16 @@ class Healer:
             return
         logger.warning("log=%s its ledger %d has failed, healing: %s", self._name, ledger.ledger_id, error)
         self.hold()
-        self._healing = OwnedTask(lambda: self._heal(ledger), f"healing of log {self._name}")
-        self._note_state()
+        self.healing.begin(lambda: self._open_again(ledger), self._opened)
 
-    async def _heal(self, failed: LogLedger) -> None:
-        try:
-            await self._log.withdraw()
-            await failed.abort()
-            listed = await self.opener.open_again(self._settled)
-        except BookKeeperError as error:
-            self.end(error)
-            return
-        except Exception as error:
-            # A bug of ours must not leave appends waiting for a task that has ended.
-            why = f"log {self._name!r} cannot be opened again: {error!r}"
-            logger.exception("%s", why)
-            self.end(WriterAbortedError(why, ledger_id=failed.ledger_id))
-            return
-        self._healing = None
+    async def _open_again(self, failed: LogLedger) -> Listed:
+        await self._log.withdraw()
+        await failed.abort()
+        return await self.healing.try_until_open(lambda: self.opener.try_again(self._settled))
+
+    def _opened(self, listed: Listed) -> None:
         logger.info("log=%s is open again with ledger %d", self._name, listed.ledger.ledger_id)
         self._log.begin(listed)
-        self._note_state()
 
     def _settled(self, last_entry: int) -> None:
         known = self.backlog.ended(last_entry)
@@ -454,56 +360,36 @@ class Healer:
         self._failure = Failure(error)
         self.failure = self._failure.error
         self._failure.fail(self.backlog.give_up())
-        if self._healing is not None and not self._healing.is_current:
-            self._healing.cancel()
+        self.healing.cancel()
         self._switched.set()
-        self._note_state()
 
     async def until_healed(self) -> None:
         """Wait, for a writer that closes, until it does not heal; give up after the timeout of appends."""
-        try:
-            async with awake_timeout(self.timeout_s):
-                while self.is_healing:
-                    await self._switched.wait()
-        except TimeoutError:
-            self.end(
-                OperationTimeoutError(
-                    f"log {self._name!r} was closed while its bookies were away; the next takeover of the "
-                    "log closes its last ledger"
-                )
-            )
+        await self.healing.until_healed()
         self.check()
 
     async def stop(self) -> None:
         """Release everything; the writer has been closed, or has failed."""
         self._is_closed = True
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._healing is not None:
-            await self._healing.wait()
-        self._note_state()
+        await self.healing.stop()
 
-    def _note_state(self) -> None:
-        changed, self._state_changed = self._state_changed, asyncio.Event()
-        changed.set()
+    # --- the owner of the healing (`HealingOwner`) ---
 
-    # --- the timeout of appends ---
+    @property
+    def _has_ended(self) -> bool:
+        return self._is_closed
 
-    def watch_ages(self) -> None:
-        """Look from now on for outstanding records that are too old."""
-        if self.timeout_s is None or self.failure is not None or self._is_closed:
-            return
-        now = self._loop.time()
-        late_s = now - self._look_due_at
-        self._look_due_at = now + self.timeout_s / _LOOKS_PER_TIMEOUT
-        self._timer = self._loop.call_at(self._look_due_at, self.watch_ages)
-        if not self._ages.is_overdue(now, self.appended, self.settled, late_s=late_s):
-            return
-        error = OperationTimeoutError(
-            f"log {self._name!r}: records were not acknowledged within {self.timeout_s:g} s. They may be in "
-            "the log or not; records appended from now on come behind them"
-        )
-        logger.warning("%s", error)
+    @property
+    def _first_failure(self) -> BookKeeperError | None:
+        return self.failure
+
+    def _counts(self) -> tuple[int, int]:
+        return self.appended, self.settled
+
+    def _fail(self, error: BookKeeperError) -> None:
+        self.end(error)
+
+    def _give_up(self, error: OperationTimeoutError) -> None:
         self._loss = Failure(error)
         # A younger record must not overtake these. Only the recovered end of their ledger keeps those that
         # are on their way from coming later.

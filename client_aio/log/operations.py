@@ -12,13 +12,14 @@ from client_aio.config import check_flags, check_seconds
 from client_aio.context import ContextOwner, on_own_loop
 from client_aio.core.log_chain import ROLL_AGE_S, ROLL_BYTES, RollLimits
 from client_aio.handles import AwaitableContext
+from client_aio.healing import APPEND_TIMEOUT_S, check_timeout
 from client_aio.ledger.create import LedgerSettings
 from client_aio.log.add_ledgers import AddedToLog, Addition, add_to_log
 from client_aio.log.gaps import OnGap, check_on_gap
 from client_aio.log.reader import LogReading, Start, check_start, records_of
 from client_aio.log.takeover import LogMetadata, read_log_metadata
 from client_aio.log.truncation import SweepReport, create_log, delete_log, sweep, truncate_log
-from client_aio.log.writer import APPEND_TIMEOUT_S, LogWriter, check_timeout, open_log
+from client_aio.log.writer import LogWriter, open_log
 from metadata.access.logs import LogStore, log_names
 from metadata.errors import InvalidArgumentError
 from metadata.model.ledger import check_custom
@@ -304,6 +305,7 @@ class LogOperations(ContextOwner):
         ledger_ids: Sequence[int],
         *,
         transaction: tuple[str, int] | None = None,
+        content: str = "",
         replace: bool = False,
         custom_metadata: Mapping[str, bytes] | None = None,
         password: bytes = b"",
@@ -316,8 +318,10 @@ class LogOperations(ContextOwner):
         Args:
             ledger_ids: in the order that they are to have in the log. None may be in a log already.
             transaction: a query and the number of its batch, recorded with the ledgers in one step. Nothing
-                is changed where that batch, or a later batch of the query, has been recorded before. The log
-                records the last 100 queries.
+                is changed where that batch is the last one recorded of the query. The log records the last
+                batch of the 100 queries that added most recently.
+            content: identifies the records of the batch, such as a fingerprint of at most 100 characters. The
+                batch is then a repetition only with the same content. Without it, the number alone counts.
             replace: drop all former ledgers of the log in the same step, and delete them afterwards.
             custom_metadata: set with the log; keys that are not given stay as they are.
             password: of the log's ledgers, and of the ledgers to add.
@@ -325,6 +329,8 @@ class LogOperations(ContextOwner):
         Raises:
             InvalidArgumentError: a ledger is not CLOSED, is given twice, or is found in the log. Or it
                 belongs to another log, which may delete it.
+            StaleTransactionError: the log has recorded a later batch of the query, or this batch with other
+                content. Nothing was done.
             NoSuchLedgerError: a ledger does not exist.
             LedgerRecoveryError: too few bookies of the log's last ledgers answered; try again later.
             UnauthorizedAccessError: the password is not that of the log's last ledgers, or of a ledger to
@@ -333,7 +339,7 @@ class LogOperations(ContextOwner):
         """
         check_flags(replace=replace)
         custom = check_custom({} if custom_metadata is None else custom_metadata)
-        addition = Addition.check(ledger_ids, transaction, replace, custom)
+        addition = Addition.check(ledger_ids, transaction, replace, custom, content)
         return await add_to_log(self._context, self._lists(name), addition, password)
 
     async def sweep_log_orphans(self, *, older_than_s: float = 3600.0, password: bytes = b"") -> SweepReport:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from client_aio.context import Repeats
@@ -103,6 +104,7 @@ class Roller:
         self._loop = asyncio.get_running_loop()
         self._wake = asyncio.Event()
         self._is_stopping = False
+        self._at_ack_quorum = False
         self._is_asked = False
         self._next: LogLedger | None = None
         self._old: LogLedger | None = None
@@ -142,8 +144,11 @@ class Roller:
             await self._pause(None)
         return self.rolls != rolled
 
-    async def stop(self) -> None:
+    async def stop(self, *, at_ack_quorum: bool = False) -> None:
         """Finish the step that is under way, close the old and the next ledger, and end.
+
+        Args:
+            at_ack_quorum: as of `LedgerWriter.close`.
 
         Cancelling leaves these ledgers to the next takeover of the log.
         """
@@ -151,6 +156,12 @@ class Roller:
         self._wake.set()
         if self._timer is not None:
             self._timer.cancel()
+        if at_ack_quorum:
+            self._at_ack_quorum = True
+            if self._old is not None:
+                # The step under way may wait for copies. It handles the errors: it closes the ledger too.
+                with suppress(BookKeeperError):
+                    await self._old.close(at_ack_quorum=True)
         if self._task is not None:
             await self._task.wait()
             self._task.result()
@@ -304,7 +315,7 @@ class Roller:
     async def _close_old(self, old: LogLedger) -> None:
         while self._log.failure is None:
             try:
-                await old.close()
+                await old.close(at_ack_quorum=self._at_ack_quorum)
                 return
             except NoSuchLedgerError as error:
                 # An earlier attempt closed the ledger, its answer was lost, and a truncation deleted the

@@ -60,7 +60,7 @@ class LogMetadata:
     """Records before this position have been truncated."""
     custom: Mapping[str, bytes]
     transactions: Mapping[str, int]
-    """The highest batch of each query whose ledgers were added by `Client.add_to_log`."""
+    """The last batch of each query whose ledgers were added by `Client.add_to_log`."""
 
 
 async def read_log_metadata(lists: LogStore) -> LogMetadata:
@@ -73,7 +73,12 @@ async def read_log_metadata(lists: LogStore) -> LogMetadata:
             await lists.check_changed(version, error)
             continue
         return LogMetadata(
-            lists.name, head.created_ms, tuple(rows), head.begins_at, head.custom, dict(head.transactions)
+            lists.name,
+            head.created_ms,
+            tuple(rows),
+            head.begins_at,
+            head.custom,
+            {each.query_id: each.batch_id for each in head.transactions},
         )
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from client_aio.context import on_own_loop
 from client_aio.core.log_chain import TAG
 from client_aio.handles import ClosesOnExit
+from client_aio.healing import APPEND_TIMEOUT_S
 from client_aio.ledger.futures import fail_all
 from client_aio.log.healing import Healer
 from client_aio.log.roller import Roller
@@ -38,22 +39,13 @@ if TYPE_CHECKING:
 
     from client_aio.context import ClientContext
     from client_aio.core.log_chain import RollLimits
+    from client_aio.healing import WriterState
     from client_aio.ledger.create import LedgerSettings
-    from client_aio.log.healing import Listed, WriterState
+    from client_aio.log.healing import Listed
     from client_aio.log.takeover import LogLedger
     from metadata.access.logs import LogStore
 
-APPEND_TIMEOUT_S = 60.0
 _HARD_LIMIT_FACTOR = 4
-
-
-def check_timeout(append_timeout_s: float | None) -> None:
-    """Raise InvalidArgumentError unless the timeout is a positive number of seconds, or None."""
-    is_number = isinstance(append_timeout_s, (int, float)) and not isinstance(append_timeout_s, bool)
-    if append_timeout_s is not None and not (is_number and append_timeout_s > 0):
-        raise InvalidArgumentError(
-            f"append_timeout_s {append_timeout_s!r} is not a positive number of seconds; None: no timeout"
-        )
 
 
 async def open_log(
@@ -129,7 +121,7 @@ class LogWriter(ClosesOnExit):
             return False
         self._context.keep(self)
         self.begin(listed)
-        self._healer.watch_ages()
+        self._healer.healing.watch_ages()
         return True
 
     # --- what is known ---
@@ -190,14 +182,14 @@ class LogWriter(ClosesOnExit):
     @property
     def state(self) -> WriterState:
         """Return whether this writer is writing, healing, fenced or closed."""
-        return self._healer.state
+        return self._healer.healing.state
 
     def states(self) -> AsyncGenerator[WriterState, None]:
         """Yield the state now, and each later state; ends behind a final one.
 
         A state that lasts only until the consumer comes back is passed over.
         """
-        return self._healer.states()
+        return self._healer.healing.states()
 
     # --- writing ---
 
@@ -300,15 +292,20 @@ class LogWriter(ClosesOnExit):
                 break
         raise LedgerClosedError(f"log {self.name!r} has been closed by this writer")
 
-    async def close(self) -> None:
+    async def close(self, *, at_ack_quorum: bool = False) -> None:
         """Flush, and close the log's last ledger. Calling it again does nothing.
 
         A writer that heals has `append_timeout_s` to close. Cancelling leaves the ledger OPEN or CLOSED; the
         next takeover of the log closes it.
 
+        Args:
+            at_ack_quorum: with guaranteed write quorum, do not wait for more than Qa copies of each record.
+                The ledger's metadata then record from which entry on there may be fewer than Qw.
+
         Raises:
             BookKeeperError: the failure that ended the writer. LogFencedError: another writer took the log
                 over.
+            NotEnoughBookiesError: with guaranteed write quorum, as `LedgerWriter.close`.
             OperationTimeoutError: records have failed, as for `flush`.
         """
         if self._is_closed:
@@ -320,12 +317,12 @@ class LogWriter(ClosesOnExit):
             roller = self._roller
             assert roller is not None
             try:
-                await roller.stop()
+                await roller.stop(at_ack_quorum=at_ack_quorum)
                 self._healer.check()
                 if roller is self._roller and not self._healer.is_healing:
                     # The records held back while the roller ended have been sent to this ledger by now.
                     await self.current.flush()
-                    await self.current.close()
+                    await self.current.close(at_ack_quorum=at_ack_quorum)
                     self._is_closed = True
             except BookKeeperError as error:
                 if roller is self._roller and not self._healer.is_healing:

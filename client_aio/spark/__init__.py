@@ -19,19 +19,30 @@ A newcomer reads, in this order:
 
 from __future__ import annotations
 
-try:
-    import pyarrow
-    import pyspark
-except ImportError as error:
-    raise ImportError(
-        f"client_aio.spark needs {error.name}: install the extra, pip install '.[spark]' in a checkout"
-    ) from error
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from client_aio.spark.archive import Archived, export, import_
-from client_aio.spark.commits import sweep_orphans
-from client_aio.spark.foreach import LedgerSink, ledger_sink
-from client_aio.spark.jobs import stats, verify
-from client_aio.spark.source import LedgerDataSource, register
+if TYPE_CHECKING:
+    from client_aio.spark.archive import Archived, export, import_
+    from client_aio.spark.commits import sweep_orphans
+    from client_aio.spark.foreach import LedgerSink, ledger_sink
+    from client_aio.spark.jobs import stats, verify
+    from client_aio.spark.source import LedgerDataSource, register
+
+_HOMES = {
+    "Archived": "archive",
+    "LedgerDataSource": "source",
+    "LedgerSink": "foreach",
+    "export": "archive",
+    "import_": "archive",
+    "ledger_sink": "foreach",
+    "register": "source",
+    "stats": "jobs",
+    "sweep_orphans": "commits",
+    "verify": "jobs",
+}
+_WITHOUT_SPARK = frozenset({"stats", "sweep_orphans"})
+"""These ask the cluster only, and need neither pyspark nor Java."""
 
 __all__ = [
     "Archived",
@@ -46,5 +57,25 @@ __all__ = [
     "verify",
 ]
 
-assert pyarrow
-assert pyspark
+
+def check_extra(what: str) -> None:
+    """Raise ImportError where the extra [spark] is not installed."""
+    try:
+        import pyarrow
+        import pyspark
+    except ImportError as error:
+        raise ImportError(
+            f"client_aio.spark: {what} needs {error.name}: install the extra, pip install '.[spark]' in a "
+            "checkout"
+        ) from error
+    assert pyarrow
+    assert pyspark
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _WITHOUT_SPARK:
+        check_extra(name)
+    return getattr(import_module(f"{__name__}.{home}"), name)

@@ -14,8 +14,11 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import uuid
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
+
+from pyspark.errors import PySparkException
 
 import client_aio
 import client_aio.sync
@@ -27,7 +30,8 @@ from client_aio.spark.jobs import metadata_of
 from client_aio.spark.passwords import PasswordPlace, password_of, settled_place, unlock, unlock_log
 from client_aio.sync.loop_thread import get_loop_thread
 from metadata.errors import BookKeeperError, InvalidArgumentError, NoSuchLogError
-from metadata.model.ledger import DIGEST_CRC, DIGEST_HMAC, check_custom
+from metadata.ids import check_ledger_id
+from metadata.model.ledger import DIGEST_CRC, DIGEST_HMAC, check_custom, check_quorums
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -37,7 +41,7 @@ if TYPE_CHECKING:
 
     from metadata.model.ledger import LedgerMetadata
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 _IMPORTED = "old long, ledger_id long"
 _NOT_IMPORTED = frozenset({provenance.LOG, provenance.JOB, provenance.BATCH, TAG, CONDEMNED})
 
@@ -103,18 +107,20 @@ def import_(
     folder: str,
     *,
     log: str,
+    again: bool = False,
     password_file: str | None = None,
     password_env: str | None = None,
 ) -> Archived:
     """Write the ledgers of an export anew, and add them to a log, all at once.
 
     Args:
+        again: whether to add them once more to a log that has them already.
         password_file: a file with the password that the ledgers get, by its path on each executor; or
             `password_env`, a variable there, by default BOOKIE_AIO_PASSWORD.
 
     Raises:
-        InvalidArgumentError: the folder holds no export of a known version. Or its ledgers had a password,
-            and none is given. Or the log has other columns.
+        InvalidArgumentError: the folder holds no export of a known version, or a damaged one. Or its ledgers
+            had a password, and none is given. Or the log has other columns, or has this export already.
         UnauthorizedAccessError: the password is not that of the log's present ledgers.
         BookKeeperError: the written ledgers do not have the manifest's fingerprints. Nothing was added; the
             new ledgers are deleted, or left to the sweep.
@@ -124,9 +130,9 @@ def import_(
     ledgers = {ledger["ledger_id"]: ledger for ledger in manifest["ledgers"]}
     _check_protection(ledgers, place)
     custom = {key: base64.b64decode(value) for key, value in manifest["custom"].items()}
-    get_loop_thread().run(_check_log(uri, log, custom, place))
-    entries = spark.read.parquet(f"{folder}/entries")
-    job = f"import-{folder}"[:180]
+    job = f"import-{manifest['id']}"
+    get_loop_thread().run(_check_log(uri, log, custom, place, None if again else job))
+    entries = _read_entries(spark, folder)
     rows = (
         entries.repartition(max(1, min(len(ledgers), 200)), "ledger_id")
         .sortWithinPartitions("ledger_id", "entry_id")
@@ -146,7 +152,7 @@ def import_(
             raise BookKeeperError(
                 f"ledger {made[old]}, made of exported ledger {old}, differs from what the manifest says"
             )
-    get_loop_thread().run(_add(uri, log, ids, custom, password_of(place)))
+    get_loop_thread().run(_add(uri, log, ids, custom, password_of(place), None if again else job))
     return _sum_up(ids, manifest)
 
 
@@ -196,6 +202,7 @@ async def _manifest(
             await unlock(client, metadata, place)
         manifest = {
             "format": FORMAT_VERSION,
+            "id": uuid.uuid4().hex,
             "log": log,
             "exported_ms": client._context.now_ms(),
             "custom": {key: base64.b64encode(value).decode() for key, value in custom.items()},
@@ -219,16 +226,53 @@ def _describe(metadata: LedgerMetadata) -> dict[str, Any]:
 
 
 def _read_manifest(spark: SparkSession, folder: str) -> dict[str, Any]:
-    lines = [row.value for row in spark.read.text(f"{folder}/manifest").collect()]
+    """Read an export's manifest, and check all that an import takes from it.
+
+    Raises:
+        InvalidArgumentError: there is none, or it is damaged, or of another version.
+    """
+    try:
+        lines = [row.value for row in spark.read.text(f"{folder}/manifest").collect()]
+    except PySparkException as error:
+        raise InvalidArgumentError(f"{folder} holds no export: {_first_line(error)}") from None
     try:
         (line,) = lines
         manifest: dict[str, Any] = json.loads(line)
         version = manifest["format"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise InvalidArgumentError(f"{folder} holds no export: its manifest is damaged: {error!r}") from error
-    if version != FORMAT_VERSION:
-        raise InvalidArgumentError(f"{folder} has format {version!r}; this release reads {FORMAT_VERSION}")
+        if version != FORMAT_VERSION:
+            raise InvalidArgumentError(
+                f"{folder} has format {version!r}; this release reads {FORMAT_VERSION}"
+            )
+        check_custom({str(key): base64.b64decode(value) for key, value in manifest["custom"].items()})
+        if not isinstance(manifest["id"], str) or not 1 <= len(manifest["id"]) <= 100:
+            raise ValueError(f"its id is {manifest['id']!r}")
+        for ledger in manifest["ledgers"]:
+            check_ledger_id(ledger["ledger_id"])
+            check_quorums(*ledger["quorums"])
+            check_custom({str(key): base64.b64decode(value) for key, value in ledger["custom"].items()})
+            if not all(isinstance(ledger[key], int) for key in ("entries", "bytes", "fingerprint")):
+                raise ValueError(f"ledger {ledger['ledger_id']} has no entries, bytes or fingerprint")
+    except InvalidArgumentError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise InvalidArgumentError(
+            f"the manifest of the export in {folder} is damaged ({error!r}): copy the folder anew, or export "
+            "again"
+        ) from None
     return manifest
+
+
+def _read_entries(spark: SparkSession, folder: str) -> DataFrame:
+    try:
+        return spark.read.parquet(f"{folder}/entries").select("ledger_id", "entry_id", "value")
+    except PySparkException as error:
+        raise InvalidArgumentError(
+            f"the entries of the export in {folder} cannot be read: {_first_line(error)}"
+        ) from None
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
 
 
 def _check_protection(ledgers: dict[int, dict[str, Any]], place: PasswordPlace) -> None:
@@ -240,12 +284,24 @@ def _check_protection(ledgers: dict[int, dict[str, Any]], place: PasswordPlace) 
         )
 
 
-async def _check_log(uri: str, log: str, custom: dict[str, bytes], place: PasswordPlace) -> None:
-    """Check before anything is written that password and columns are those of the log, if it has any."""
+async def _check_log(
+    uri: str, log: str, custom: dict[str, bytes], place: PasswordPlace, job: str | None
+) -> None:
+    """Check before anything is written that the export fits the log, if there is one.
+
+    Args:
+        job: the job of this export, which may not have added to the log before; None: it may.
+    """
     async with client_aio.connect(uri) as client:
         with contextlib.suppress(NoSuchLogError):
             metadata = await client.log_metadata(log)
             provenance.check_fit(custom, metadata.custom, is_used=bool(metadata.rows))
+            if job is not None:
+                # A log forgets the transactions of long ago; its ledgers bear their job's name.
+                found = await metadata_of(client, log, None)
+                jobs = {one.custom.get(provenance.JOB, b"") for one in found}
+                if job in metadata.transactions or job.encode() in jobs:
+                    raise _imported_before(log)
             await unlock_log(client, metadata, place)
 
 
@@ -325,7 +381,23 @@ async def _make_empty(uri: str, settings: dict[str, Any]) -> int:
         return ledger.ledger_id
 
 
-async def _add(uri: str, log: str, ids: list[int], custom: dict[str, bytes], password: bytes) -> None:
+def _imported_before(log: str) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"log {log!r} has the ledgers of this export already: its rows would be there twice. To add them "
+        "once more, set again (--again)"
+    )
+
+
+async def _add(
+    uri: str, log: str, ids: list[int], custom: dict[str, bytes], password: bytes, job: str | None
+) -> None:
     async with client_aio.connect(uri) as client:
-        addition = replace(Addition.check(ids, None, False, check_custom(custom)), fits=fit_check(custom))
-        await add_to_log(client._context, client._lists(log), addition, password)
+        transaction = None if job is None else (job, 0)
+        addition = Addition.check(ids, transaction, False, check_custom(custom))
+        addition = replace(addition, fits=fit_check(custom))
+        added = await add_to_log(client._context, client._lists(log), addition, password)
+        if added.repeated:  # by another import at the same time
+            for ledger_id in ids:
+                with contextlib.suppress(BookKeeperError):
+                    await client.delete_ledger(ledger_id, password=password)
+            raise _imported_before(log)

@@ -1,9 +1,8 @@
-"""Batch reads: from a query's filters to partitions, and from a partition to rows."""
+"""Batch reads: from a query to partitions, and from a partition to rows."""
 
 from __future__ import annotations
 
-import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
@@ -13,22 +12,16 @@ from client_aio.spark.options import ENCODINGS, ReadOptions
 from client_aio.spark.passwords import password_of
 from client_aio.spark.provenance import Written
 from client_aio.spark.row_reader import Piece, RowReader
-from client_aio.spark.scan_plan import Bounds, cut_into_partitions, partition_size
+from client_aio.spark.scan_plan import cut_into_partitions, partition_size
 from client_aio.sync.loop_thread import get_loop_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     import pyarrow
-    from pyspark.sql.datasource import (
-        Filter,
-    )
     from pyspark.sql.types import StructType
 
     from client_aio.spark.catalog import Found
-
-
-_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
 def written_of(options: ReadOptions) -> Written:
@@ -56,44 +49,14 @@ class LedgerReader(DataSourceReader):
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._options = options
         self._schema = schema
-        self._bounds = Bounds()
         self._written = written_of(options)
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Take the filters on columns of origin, where the option pushFilters is set; return the others.
-
-        Off by default: Spark (seen with 4.3.0) plans a loaded frame once. Every later query on the frame
-        would then read only what the filters of the first query have left.
-        """
-        if not self._options.push_filters:
-            return filters
-        left = []
-        shadowed = self._decoded_names()
-        for one in filters:
-            path: tuple[str, ...] = getattr(one, "attribute", ())
-            name = ".".join(path)
-            narrowed = None
-            if name in schemas.OWN and name not in shadowed:
-                narrowed = self._bounds.with_filter(type(one).__name__, name, _value_of(one))
-            if narrowed is None:
-                left.append(one)
-            else:
-                self._bounds = narrowed
-        return left
-
-    def _decoded_names(self) -> set[str]:
-        """Return the names of columns that the entries decode to."""
-        if self._written.encoding == "binary":
-            return set()
-        if self._written.schema is None:  # the user has given the columns
-            return set(self._schema.names)
-        return set(schemas.arrow_schema(self._written.schema).names)
+        schemas.check_declared(options, schema, self._written)
 
     def partitions(self) -> list[InputPartition]:
         """Ask the cluster for the readable stretches, and cut them into partitions."""
 
         async def ask(catalog: Catalog) -> list[Found]:
-            return await catalog.stretches(self._bounds)
+            return await catalog.stretches()
 
         found = get_loop_thread().run(with_catalog(self._options, ask))
         return list(partitions_of(found, self._options.partition_bytes))
@@ -102,13 +65,6 @@ class LedgerReader(DataSourceReader):
         """Read a partition, in a task."""
         reader = row_reader(self._options, self._written, self._schema)
         return reader.read(partition.value or ())
-
-
-def _value_of(one: Filter) -> Any:
-    value = getattr(one, "value", None)
-    if isinstance(value, datetime.datetime) and value.tzinfo is not None:
-        return (value - _EPOCH) // datetime.timedelta(microseconds=1)
-    return value
 
 
 def row_reader(options: ReadOptions, written: Written, schema: StructType) -> RowReader:
@@ -133,6 +89,7 @@ def row_reader(options: ReadOptions, written: Written, schema: StructType) -> Ro
         is_permissive=options.mode == "permissive",
         is_raw=options.encoding == "raw",
         password=password_of(options),
+        outage_timeout_s=options.outage_timeout,
     )
 
 

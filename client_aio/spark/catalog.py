@@ -11,14 +11,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
 import client_aio
+from client_aio.log.add_ledgers import JOBS_LOG
+from client_aio.spark.options import AWAY, Outage
 from client_aio.spark.passwords import password_of, unlock
-from client_aio.spark.provenance import Written
+from client_aio.spark.provenance import Written, as_meant
 from client_aio.spark.row_reader import LOST
-from client_aio.spark.scan_plan import Bounds, Stretch
+from client_aio.spark.scan_plan import Stretch
 from metadata.errors import BookieUnavailableError, InvalidArgumentError, NoSuchLedgerError
 from metadata.ids import NO_ENTRY
 
@@ -31,6 +34,8 @@ if TYPE_CHECKING:
     from metadata.model.ledger import LedgerMetadata
 
 T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
 
 _AT_ONCE = 32
 _ATTEMPTS_MAX = 10
@@ -85,12 +90,23 @@ class Catalog:
         self._is_right = not self._password
 
     async def ask(self, question: Callable[[Catalog], Awaitable[T]]) -> T:
-        """Answer a question, and ask again from the start where a log was truncated or replaced meanwhile.
+        """Answer a question; ask again while servers are out of reach, up to the option outageTimeout.
 
         Raises:
             NoSuchLedgerError: a listed ledger is missing for good, or logs changed at every attempt.
             Exception: the errors of the question itself.
         """
+        loop = asyncio.get_running_loop()
+        outage = Outage(self._options.outage_timeout, logger.warning)
+        while True:
+            asked = loop.time()
+            try:
+                return await self._ask(question)
+            except AWAY as error:
+                await asyncio.sleep(outage.pause_s(error, loop.time(), asked))
+
+    async def _ask(self, question: Callable[[Catalog], Awaitable[T]]) -> T:
+        """Answer a question, and ask again from the start where a log was truncated or replaced meanwhile."""
         for _ in range(_ATTEMPTS_MAX - 1):
             try:
                 return await question(self)
@@ -124,6 +140,23 @@ class Catalog:
         """Read a log's metadata; raises NoSuchLogError."""
         return await self._client.log_metadata(name)
 
+    def now_ms(self) -> int:
+        """Return the time by this machine's clock, which also stamps rows that this client lists."""
+        return self._client._context.now_ms()
+
+    async def may_hold_since(self, row: Listed, start_ms: int, *, is_past: bool) -> bool:
+        """Return whether a ledger that was listed before a time may hold a record written since.
+
+        Args:
+            is_past: whether that time has passed. A ledger that is CLOSED before it gets no record any more.
+        """
+        (metadata,) = await self._metadata_of([row])
+        if metadata is None or not metadata.is_closed:
+            return True
+        created_ms = metadata.created_ms if row.created_ms is None else row.created_ms
+        was_closed = row.log is not None and JOBS_LOG in metadata.custom
+        return is_past and not (was_closed and created_ms < start_ms)
+
     async def written(self) -> Written | None:
         """Return the common encoding of all logs or ledgers of the options; None where untagged or different.
 
@@ -136,35 +169,28 @@ class Catalog:
         else:
             metadata = await self._metadata_of(await self.listed())
             said = [Written.of_custom(one.custom) for one in metadata if one is not None]
-        kinds = {(one.encoding, one.schema) if one is not None else None for one in said}
+        kinds = {(one.encoding, as_meant(one.schema)) if one is not None else None for one in said}
         return said[0] if len(kinds) == 1 else None
 
-    async def stretches(self, bounds: Bounds, listed: Sequence[Listed] | None = None) -> list[Found]:
-        """Return the stretches that are readable now within the bounds, in order.
+    async def stretches(self, listed: Sequence[Listed] | None = None) -> list[Found]:
+        """Return the stretches that are readable now, in order; by default of all ledgers of the options.
 
         Raises:
             UnauthorizedAccessError: the password is not that of the ledgers.
         """
         rows = list(await self.listed() if listed is None else listed)
-        wanted = [row for row in rows if bounds.may_name(row.log, row.ledger_id)]
-        metadata = await self._metadata_of(wanted)
+        metadata = await self._metadata_of(rows)
         await self._check_password([one for one in metadata if one is not None])
         found: list[Found] = []
         stopped: set[str] = set()
-        for row, one in zip(wanted, metadata, strict=True):
+        for row, one in zip(rows, metadata, strict=True):
             if one is None or row.log in stopped:
                 continue
             created_ms = one.created_ms if row.created_ms is None else row.created_ms
-            if not bounds.may_hold(row.log, row.ledger_id, created_ms):
-                continue
             stretch = await self._stretch_of(row, one, created_ms, rows)
             if row.log is not None and not stretch.is_complete:
                 stopped.add(row.log)
-            cut = bounds.cut(stretch)
-            if cut.entries:
-                found.append(Found(cut, Written.of_custom(one.custom)))
-            elif not bounds.is_narrow:
-                found.append(Found(stretch, None))
+            found.append(Found(stretch, Written.of_custom(one.custom) if stretch.entries else None))
         return found
 
     async def _metadata_of(self, rows: Sequence[Listed]) -> list[LedgerMetadata | None]:
@@ -286,7 +312,7 @@ def rows_of(log: LogMetadata) -> list[Listed]:
 
 async def with_catalog(options: ReadOptions, ask: Callable[[Catalog], Awaitable[T]]) -> T:
     """Connect, ask a catalogue, and close."""
-    async with client_aio.connect(options.metadata) as client:
+    async with client_aio.connect(options.metadata, metadata_timeout_s=options.outage_timeout) as client:
         return await Catalog(client, options).ask(ask)
 
 

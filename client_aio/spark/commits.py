@@ -5,7 +5,8 @@ It is *garbage* once it can never be listed any more:
 
 - after a batch job's commit or abort: every ledger of the job that the log does not list. A job commits once.
 - after the commit of a query's batch N: every ledger of its batches up to N that the log does not list. A
-  later commit of batch N finds the batch recorded, and drops it. A commit of an older batch is refused.
+  later commit of batch N finds the batch recorded: it is dropped, or refused for other rows. A commit of an
+  older batch is refused.
 
 The driver deletes garbage at once. A driver that dies in between leaves orphans: ledgers that bear a log's
 tag and are in no log. `sweep_orphans` deletes them after a grace period. It *condemns* each one first, so
@@ -23,6 +24,7 @@ So safety does not depend on the grace period: a job that runs for longer, and i
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 from dataclasses import dataclass, replace
@@ -32,6 +34,7 @@ from typing import TYPE_CHECKING
 import client_aio
 from client_aio.log.add_ledgers import CONDEMNED, Addition, add_to_log
 from client_aio.spark import provenance
+from client_aio.spark.options import AWAY, Outage
 from client_aio.spark.passwords import password_of, unlock_log
 from metadata.errors import (
     BookKeeperError,
@@ -39,12 +42,16 @@ from metadata.errors import (
     NoSuchLedgerError,
     NoSuchLogError,
     NotEnoughBookiesError,
+    Outcome,
+    StaleTransactionError,
     VersionConflictError,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
+    from client_aio.handles import AwaitableContext
+    from client_aio.log.add_ledgers import AddedToLog
     from client_aio.spark.options import WriteOptions
     from client_aio.spark.write_task import Job
     from metadata.model.ledger import LedgerMetadata
@@ -52,6 +59,10 @@ if TYPE_CHECKING:
 
 
 logger = logging.getLogger(__name__)
+
+
+def _connect(options: WriteOptions) -> AwaitableContext[client_aio.Client]:
+    return client_aio.connect(options.metadata, metadata_timeout_s=options.outage_timeout)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +81,7 @@ async def inspect_log(options: WriteOptions, *, needs_bookies: bool) -> LogState
         MetadataUnavailableError, NotEnoughBookiesError, InvalidArgumentError.
         UnauthorizedAccessError: the password is not that of the log's ledgers.
     """
-    async with client_aio.connect(options.metadata) as client:
+    async with _connect(options) as client:
         running = len(client.bookies)
         if needs_bookies and running < options.ensemble_size:
             raise NotEnoughBookiesError(
@@ -90,12 +101,12 @@ async def draw_floor(options: WriteOptions) -> int:
 
     A client draws ids in blocks of its own, upwards, so that a client connected later has higher ids.
     """
-    async with client_aio.connect(options.metadata) as client:
+    async with _connect(options) as client:
         return await client._context.ledgers.allocate_id()
 
 
-class StaleCheckpointError(InvalidArgumentError):
-    """The log has recorded a later batch of the query than the batch that is to be committed."""
+class StaleCheckpointError(StaleTransactionError):
+    """The log has recorded a later batch of the query, or other rows under the batch's number."""
 
 
 async def commit(job: Job, ledger_ids: Sequence[int], *, replace: bool, floor: int | None = None) -> bool:
@@ -110,49 +121,67 @@ async def commit(job: Job, ledger_ids: Sequence[int], *, replace: bool, floor: i
         BookKeeperError: the log could not be changed, or the outcome is unknown. Nothing was deleted.
         InvalidArgumentError: the log has other columns now than when the write was planned; or it holds
             records now, and `ifExists` is error. Nothing was added, and the job's ledgers are deleted.
-        StaleCheckpointError: the log has recorded a later batch of the query. Nothing was added, and the
-            batch's ledgers are deleted. Spark replays only the last batch, so the rows may be new ones.
+        StaleCheckpointError: the log has recorded a later batch of the query, or this batch with other rows.
+            Nothing was added, and the batch's ledgers are deleted. Dropped as "committed before", rows that
+            are in no log would be lost.
     """
     options = job.options
     transaction = None if job.batch_id is None else (job.job_id, job.batch_id)
-    async with client_aio.connect(options.metadata) as client:
+    async with _connect(options) as client:
         if floor is None:
             floor = max(await listed_in(client, options.log), default=0)
         custom = job.written.to_custom()
         fits = _fit_check_if_new(options, custom)
-        addition = changed(Addition.check(ledger_ids, transaction, replace, custom), fits=fits)
+        content = job.content if options.if_replayed == "compare" else ""
+        addition = changed(Addition.check(ledger_ids, transaction, replace, custom, content), fits=fits)
         try:
-            added = await add_to_log(
-                client._context, client._lists(options.log), addition, password_of(options)
-            )
+            added = await _add_patiently(client, options, addition)
         except _LogIsUsedError as error:
             await _delete_leftovers(client, job, floor)
             if options.if_exists == "error":
                 raise InvalidArgumentError(str(error)) from None
             logger.info("%s: nothing is written", error)
             return False
-        last = await last_batch(client, options.log, job.job_id) if added.repeated else None
+        except StaleTransactionError as error:
+            # Only the batch's own ledgers: another driver may be committing the same batch.
+            await _delete_all(client, job, ledger_ids)
+            raise StaleCheckpointError(f"{error}. {_STALE}") from None
         await _delete_leftovers(client, job, floor)
-        if not added.repeated:
-            return True
-        if last != job.batch_id:
-            raise StaleCheckpointError(
-                f"batch {job.batch_id} of query {job.job_id} was not written: log {options.log!r} has "
-                f"recorded batch {last} of that query, and Spark replays the last batch only. So the "
-                "checkpoint is older than the log (restored from a copy), or two drivers run the query. "
-                "Go on with the newest checkpoint, or with a new one and the option startingPosition"
+        if added.repeated:
+            logger.info("log=%s batch %s was committed before, and is dropped", options.log, transaction)
+        return not added.repeated
+
+
+async def _add_patiently(client: client_aio.Client, options: WriteOptions, addition: Addition) -> AddedToLog:
+    """Add to the log; while servers are out of reach try again, where that cannot add anything twice."""
+    loop = asyncio.get_running_loop()
+    outage = Outage(options.outage_timeout, logger.warning)
+    while True:
+        asked = loop.time()
+        try:
+            return await add_to_log(
+                client._context, client._lists(options.log), addition, password_of(options)
             )
-        logger.info("log=%s batch %s was committed before, and is dropped", options.log, transaction)
-        return False
+        except AWAY as error:
+            if error.outcome is not Outcome.NOT_DONE and addition.transaction is None:
+                raise
+            await asyncio.sleep(outage.pause_s(error, loop.time(), asked))
 
 
-async def last_batch(client: client_aio.Client, log: str, job_id: str) -> int | None:
-    """Return the last batch that a log has recorded of a query; None for none, and where no log exists."""
+_STALE = (
+    "Spark replays its last batch, with the same rows, and no earlier one. So the checkpoint is older than "
+    "the log (restored from a copy), or two drivers run the query, or the query gives other rows each time "
+    "it runs. Go on with the newest checkpoint, or with a new one and the option startingPosition. For a "
+    "query that gives other rows each time, such as by rand(), set the option ifReplayed to drop"
+)
+
+
+async def _delete_all(client: client_aio.Client, job: Job, ledger_ids: Sequence[int]) -> None:
     try:
-        head, _ = await client._lists(log).read(sync=True)
-    except NoSuchLogError:
-        return None
-    return head.last_batch(job_id)
+        for ledger_id in ledger_ids:
+            await _delete(client, job, ledger_id)
+    except BookKeeperError as error:  # a later sweep deletes them
+        logger.warning("log=%s what was refused is not deleted yet: %s", job.options.log, error)
 
 
 class _LogIsUsedError(InvalidArgumentError):
@@ -190,18 +219,18 @@ async def add_bytes(client: client_aio.Client, options: WriteOptions, ledger_ids
     """
     addition = Addition.check(ledger_ids, None, False, {})
     addition = changed(addition, fits=fit_check(provenance.Written().to_custom()))
-    await add_to_log(client._context, client._lists(options.log), addition, password_of(options))
+    await _add_patiently(client, options, addition)
 
 
 async def delete_garbage(job: Job, floor: int) -> None:
     """Delete the ledgers of a job that has been aborted."""
-    async with client_aio.connect(job.options.metadata) as client:
+    async with _connect(job.options) as client:
         await _delete_garbage(client, job, floor)
 
 
 async def delete(job: Job, ledger_ids: Sequence[int]) -> None:
     """Delete ledgers whose commit was never attempted."""
-    async with client_aio.connect(job.options.metadata) as client:
+    async with _connect(job.options) as client:
         for ledger_id in ledger_ids:
             await _delete(client, job, ledger_id)
 

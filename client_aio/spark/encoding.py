@@ -83,25 +83,19 @@ def make_encoder(
     raises EntryTooLargeError for a row above the limit. Both errors name the row within the batch.
     """
     compress = _compressor(format_.compression)
+    if format_.compression != "none":  # what cannot be compressed grows a little
+        entry_bytes = min(entry_bytes, entry_bytes_max - entry_bytes_max // 64 - 1024)
 
-    def compress_checked(entries: list[bytes], what: str) -> list[bytes]:
-        if format_.compression == "none":
-            return entries
-        for number, entry in enumerate(entries):
-            if len(entry) > _INFLATED_BYTES_MAX:
-                raise EntryTooLargeError(
-                    f"{what} {number} of a batch has {len(entry):,} bytes before compression; the limit is "
-                    f"{_INFLATED_BYTES_MAX:,}"
-                )
-        return compress(entries)
-
-    def check(entries: list[bytes], what: str) -> list[bytes]:
-        for number, entry in enumerate(entries):
+    def finish(batch: pyarrow.RecordBatch, entries: list[bytes], rows: Sequence[int]) -> list[bytes]:
+        """Compress, and check the sizes; `rows` has the row in the batch that each entry begins with."""
+        if format_.compression != "none":
+            for row, entry in zip(rows, entries, strict=True):
+                if len(entry) > _INFLATED_BYTES_MAX:
+                    raise _too_large(batch, row, len(entry), _INFLATED_BYTES_MAX, " before compression")
+            entries = compress(entries)
+        for row, entry in zip(rows, entries, strict=True):
             if len(entry) > entry_bytes_max:
-                raise EntryTooLargeError(
-                    f"{what} {number} of a batch makes an entry of {len(entry):,} bytes; "
-                    f"the limit is {entry_bytes_max:,}"
-                )
+                raise _too_large(batch, row, len(entry), entry_bytes_max, "")
         return entries
 
     def binary(batch: pyarrow.RecordBatch) -> list[bytes]:
@@ -114,20 +108,32 @@ def make_encoder(
                 f"Leave such rows out: where({value} is not null)"
             )
         entries: list[bytes] = column.to_numpy(zero_copy_only=False).tolist()
-        return check(compress_checked(entries, "row"), "row")
+        return finish(batch, entries, range(len(entries)))
 
     def rows(batch: pyarrow.RecordBatch) -> list[bytes]:
         _check_readable(batch)
-        return check(compress_checked(to_json_rows(batch), "row"), "row")
+        return finish(batch, to_json_rows(batch), range(batch.num_rows))
 
     def arrow(batch: pyarrow.RecordBatch) -> list[bytes]:
         assert format_.schema is not None
         _check_readable(batch)
         if batch.schema != format_.schema:
             batch = batch.cast(format_.schema)
-        return check(compress_checked(list(_messages(batch, entry_bytes)), "row"), "row")
+        cut = list(_messages(batch, entry_bytes))
+        return finish(batch, [message for _, message in cut], [row for row, _ in cut])
 
     return {"binary": binary, "json": rows, "arrow": arrow}[format_.encoding]
+
+
+def _too_large(batch: pyarrow.RecordBatch, row: int, size: int, limit: int, when: str) -> EntryTooLargeError:
+    """Return the error for a row above a limit, with the column that holds the most of it."""
+    cells = batch.slice(row, 1)
+    sizes = {name: column.nbytes for name, column in zip(cells.schema.names, cells.columns, strict=True)}
+    largest = max(sizes, key=lambda name: sizes[name])
+    return EntryTooLargeError(
+        f"row {row} of a batch of rows makes an entry of {size:,} bytes{when}, most of it in column "
+        f"{largest!r}, and the limit is {limit:,}: leave such rows out, or cut the column into several rows"
+    )
 
 
 def _check_readable(batch: pyarrow.RecordBatch) -> None:
@@ -144,17 +150,20 @@ def _check_readable(batch: pyarrow.RecordBatch) -> None:
         ) from error
 
 
-def _messages(batch: pyarrow.RecordBatch, entry_bytes: int) -> Iterator[bytes]:
-    """Cut a batch into messages of about the size wanted, of one row at least."""
+def _messages(batch: pyarrow.RecordBatch, entry_bytes: int, first: int = 0) -> Iterator[tuple[int, bytes]]:
+    """Cut a batch, which begins with row `first`, into messages of about the size wanted, with their rows.
+
+    A message has one row at least.
+    """
     if not batch.num_rows:
         return
     size = pyarrow.ipc.get_record_batch_size(batch)
     if size <= entry_bytes or batch.num_rows == 1:
-        yield batch.serialize().to_pybytes()
+        yield first, batch.serialize().to_pybytes()
         return
     rows = max(1, min(batch.num_rows // 2, batch.num_rows * entry_bytes // size))
     for start in range(0, batch.num_rows, rows):
-        yield from _messages(batch.slice(start, rows), entry_bytes)
+        yield from _messages(batch.slice(start, rows), entry_bytes, first + start)
 
 
 def _compressor(compression: str) -> Callable[[list[bytes]], list[bytes]]:

@@ -15,13 +15,12 @@ import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import client_aio.sync
 from client_aio.config import ClientConfig
 from client_aio.spark import provenance
 from client_aio.spark.commits import add_bytes
 from client_aio.spark.options import parse_write
 from client_aio.spark.passwords import settled_place
-from client_aio.spark.write_task import CHUNK_BYTES, SETTINGS, Job, write_ledgers
+from client_aio.spark.write_task import CHUNK_BYTES, Chunk, Job, connect, write_ledgers
 from metadata.errors import EntryTooLargeError, InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -88,13 +87,13 @@ class LedgerSink:
             BookKeeperError: the ledger could not be written, or could not be added.
         """
         job = Job(self.options, provenance.Written(), _job_id(), None, self.value, ())
-        with client_aio.sync.connect(self.options.metadata, **SETTINGS) as client:
+        with connect(self.options) as client:
             ledgers = write_ledgers(client, job, self._chunks(rows))
             if ledgers:
                 added = [ledger.ledger_id for ledger in ledgers]
                 client._run(add_bytes(client._client, self.options, added))
 
-    def _chunks(self, rows: Iterable[Any]) -> Iterator[list[bytes]]:
+    def _chunks(self, rows: Iterable[Any]) -> Iterator[Chunk]:
         chunk: list[bytes] = []
         size = 0
         limit = ClientConfig().entry_bytes_max
@@ -109,10 +108,10 @@ class LedgerSink:
             chunk.append(data)
             size += len(data)
             if len(chunk) == _ROWS_PER_CHUNK or size >= CHUNK_BYTES:
-                yield chunk
+                yield Chunk(chunk, len(chunk))
                 chunk, size = [], 0
         if chunk:
-            yield chunk
+            yield Chunk(chunk, len(chunk))
 
     def _bytes_of(self, row: Any, number: int) -> bytes:
         value = row

@@ -11,6 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
+import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import client_aio
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     import pyarrow
+    from pyspark import SparkContext
     from pyspark.sql import DataFrame, SparkSession
 
     from client_aio.core.digest import Digest
@@ -36,6 +40,7 @@ VERIFIED = (
 )
 _PART_ENTRIES = 200_000
 _AT_ONCE = 4
+_PROCESSORS_ASSUMED = 8
 _DAY_MS = 24 * 3600 * 1000
 
 
@@ -72,8 +77,44 @@ def verify(
     place = settled_place(password_file, password_env)
     wanted = get_loop_thread().run(_replicas(uri, log, ledger_ids, place))
     frame = spark.createDataFrame(wanted, "ledger_id long, first_entry long, last_entry long, bookie string")
-    tasks = max(1, min(len(wanted), 4 * spark.sparkContext.defaultParallelism))
+    # On Spark Connect there is no context here, and nothing says how many executors there are.
+    context = getattr(spark, "sparkContext", None)
+    processors = _PROCESSORS_ASSUMED if context is None else context.defaultParallelism
+    tasks = max(1, min(len(wanted), 4 * processors))
     return frame.repartition(tasks).mapInArrow(_verifier(uri, place), VERIFIED)
+
+
+@contextmanager
+def reporting(
+    spark: SparkSession, what: str, say: Callable[[str], None], *, every_s: float = 10.0
+) -> Iterator[None]:
+    """Say now and then how far Spark is with a job, also where nobody sits at a terminal."""
+    context = getattr(spark, "sparkContext", None)  # None on Spark Connect
+    is_done = threading.Event()
+
+    def report() -> None:
+        began = time.monotonic()
+        while not is_done.wait(every_s):
+            elapsed = time.monotonic() - began
+            say(f"{what}: {elapsed:.0f} s, {_tasks_done(context) or 'under way'}")
+
+    thread = threading.Thread(target=report, name="progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_done.set()
+        thread.join()
+
+
+def _tasks_done(context: SparkContext | None) -> str:
+    if context is None:
+        return ""
+    tracker = context.statusTracker()
+    found = [tracker.getStageInfo(each) for each in tracker.getActiveStageIds()]
+    stages = [info for info in found if info is not None]
+    done, all_ = sum(one.numCompletedTasks for one in stages), sum(one.numTasks for one in stages)
+    return f"{done} of {all_} tasks of the present stage are done" if all_ else ""
 
 
 async def _replicas(
@@ -176,9 +217,9 @@ async def stats(uri: str, *, log: str | None = None) -> list[dict[str, Any]]:
     """Sum up logs: ledgers, entries and bytes of their closed ledgers, ages, and rates of growth.
 
     Returns:
-        For each log: `log`, `encoding`, `ledgers`, `open_ledgers`, `entries`, `bytes`, `oldest_ms` and
-            `newest_ms` (when ledgers were listed, since 1970), `bytes_last_day`, `bytes_per_day` (since the
-            oldest ledger), `columns`.
+        For each log: `log`, `encoding`, `ledgers`, `open_ledgers`, `entries`, `rows`, `bytes`, `oldest_ms`
+            and `newest_ms` (when ledgers were listed, since 1970), `bytes_last_day`, `bytes_per_day` (since
+            the oldest ledger), `columns`. `rows` is None where a ledger of encoding arrow does not name them.
 
     Raises:
         NoSuchLogError, MetadataUnavailableError.
@@ -187,6 +228,15 @@ async def stats(uri: str, *, log: str | None = None) -> list[dict[str, Any]]:
         now_ms = client._context.now_ms()
         names = [log] if log is not None else [name async for name in client.list_logs()]
         return [await _stats_of(client, name, now_ms) for name in names]
+
+
+def _total(counts: Iterable[int | None]) -> int | None:
+    total = 0
+    for count in counts:
+        if count is None:
+            return None
+        total += count
+    return total
 
 
 async def _stats_of(client: client_aio.Client, name: str, now_ms: int) -> dict[str, Any]:
@@ -204,6 +254,7 @@ async def _stats_of(client: client_aio.Client, name: str, now_ms: int) -> dict[s
         "ledgers": len(ledgers),
         "open_ledgers": len(ledgers) - len(closed),
         "entries": sum((one.last_entry if one.last_entry is not None else -1) + 1 for _, one, _ in closed),
+        "rows": _total(provenance.rows_of(one) for _, one, _ in closed),
         "bytes": size,
         "oldest_ms": min(listed, default=None),
         "newest_ms": max(listed, default=None),

@@ -2,7 +2,7 @@
 
 Owns the parsing of `.option(…)` values, which Spark passes as strings under names whose case does not matter.
 An unknown name is an error that names the nearest option: ignoring a misspelt `encodnig` would write other
-bytes than asked for. Touches neither Spark nor a cluster.
+bytes than asked for. Owns also how long an outage may last (`Outage`). Touches neither Spark nor a cluster.
 """
 
 from __future__ import annotations
@@ -12,7 +12,14 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from metadata.backends.uri import parse_uri
-from metadata.errors import InvalidArgumentError
+from metadata.errors import (
+    BookieUnavailableError,
+    BookKeeperError,
+    InvalidArgumentError,
+    LedgerRecoveryError,
+    MetadataUnavailableError,
+    NotEnoughBookiesError,
+)
 from metadata.ids import check_ledger_id, check_name
 from metadata.model.ledger import check_quorums
 
@@ -23,9 +30,56 @@ ENCODINGS = ("binary", "json", "arrow")
 _OF_SPARK = frozenset({"checkpointlocation", "queryname"})
 """Options that Spark acts upon itself, and passes on to the data source."""
 
+_OF_TABLES = frozenset({"provider", "owner"})
+"""Properties of a table in the catalog, which Spark passes with its options to find the table's columns."""
+_NO_TABLES = (
+    "Spark gives the options of a table to no source in Python, so that its rows could not be found. Use "
+    "CREATE TEMPORARY VIEW … USING ledger OPTIONS (metadata '…', log '…')"
+)
+
 COMPRESSIONS = ("none", "zstd", "lz4")
 ALL = "all"
+OUTAGE_S = 120
+"""As long as a writer waits for an ack quorum (`ClientConfig.add_quorum_timeout_s`)."""
 MIB = 1024 * 1024
+ENTRY_BYTES_MAX = 4 * MIB
+"""The largest entry that a client takes, by its defaults."""
+
+
+AWAY = (MetadataUnavailableError, BookieUnavailableError, NotEnoughBookiesError, LedgerRecoveryError)
+"""Errors of an outage: the same request may be answered later, when servers are back."""
+_PAUSE_S = 0.5
+
+
+class Outage:
+    """Decides how long a caller goes on asking while servers are out of reach. It has no clock of its own.
+
+    Args:
+        timeout_s: how long one outage may last. An answer ends the outage.
+        warn: called with a format and the error when an outage begins.
+    """
+
+    def __init__(self, timeout_s: float, warn: Callable[[str, BookKeeperError], None]) -> None:
+        self._timeout_s = timeout_s
+        self._warn = warn
+        self._began: float | None = None
+
+    def ended(self) -> None:
+        """Note an answer."""
+        self._began = None
+
+    def pause_s(self, error: BookKeeperError, now: float, asked: float) -> float:
+        """Return how long to wait before asking again; raises the error once the outage has lasted too long.
+
+        Args:
+            now: the time; `asked` is when the request that failed was sent.
+        """
+        if self._began is None:
+            self._began = asked
+            self._warn("waiting for servers that are out of reach: %s", error)
+        if now - self._began >= self._timeout_s:
+            raise error
+        return _PAUSE_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,14 +102,14 @@ class ReadOptions:
     (`permissive`) becomes a row with the reason in the column `_error`."""
     partition_bytes: int | None = None
     """About how much one task reads; by default it grows with the read (`scan_plan.partition_size`)."""
-    push_filters: bool = False
-    """Whether filters narrow the plan; for a frame that only one query uses (`LedgerReader.pushFilters`)."""
     starting_position: str = "earliest"
     """Of a stream: `earliest`, `latest`, a position as in the column `position`, or a time (ISO 8601)."""
     max_entries_per_trigger: int | None = None
     max_bytes_per_trigger: int | None = None
     fail_on_data_loss: bool = True
     """Of a stream: whether records that were truncated before they were read end the query."""
+    outage_timeout: int = OUTAGE_S
+    """How many seconds bookies or the metadata store may be out of reach before the task or query fails."""
     password_file: str | None = None
     """A file with the ledgers' password, which the driver and each executor read."""
     password_env: str | None = None
@@ -75,6 +129,9 @@ class WriteOptions:
     compression: str = "none"
     if_exists: str = "append"
     """How a log that holds records is treated: `append`, `error`, or `ignore`, which writes nothing."""
+    if_replayed: str = "compare"
+    """Of a stream: whether a batch that the log has recorded must come again with the same rows
+    (`compare`), or is dropped by its number alone (`drop`)."""
     ensemble_size: int = 3
     write_quorum: int = 3
     ack_quorum: int = 2
@@ -82,6 +139,8 @@ class WriteOptions:
     """The size at which a task goes on to another ledger."""
     entry_bytes: int = 1 * MIB
     """With the encoding arrow: the size above which a batch of rows is cut into several entries."""
+    outage_timeout: int = OUTAGE_S
+    """How many seconds bookies or the metadata store may be out of reach before the task or query fails."""
     password_file: str | None = None
     """A file with the ledgers' password, which the driver and each executor read."""
     password_env: str | None = None
@@ -104,17 +163,16 @@ def parse_read(options: Mapping[str, str]) -> ReadOptions:
 
 
 _OF_STREAMS = ("startingPosition", "maxEntriesPerTrigger", "maxBytesPerTrigger", "failOnDataLoss")
-_OF_BATCHES = ("pushFilters",)
 
 
-def check_kind(options: Mapping[str, str], *, is_stream: bool) -> None:
-    """Raise InvalidArgumentError for a stream's option in a batch read, and for a batch's in a stream."""
+def check_kind(options: Mapping[str, str]) -> None:
+    """Raise InvalidArgumentError for a stream's option in a batch read."""
     given = {name.lower() for name in options}
-    for name in _OF_BATCHES if is_stream else _OF_STREAMS:
+    for name in _OF_STREAMS:
         if name.lower() in given:
-            kinds = ("a batch read", "spark.read") if is_stream else ("a stream", "spark.readStream")
             raise InvalidArgumentError(
-                f"the option {name} is for {kinds[0]}, {kinds[1]}, and would do nothing here: leave it out"
+                f"the option {name} is for a stream, spark.readStream, and would do nothing here: leave it "
+                "out"
             )
 
 
@@ -128,6 +186,11 @@ def parse_write(options: Mapping[str, str]) -> WriteOptions:
             f"the option value names the column for encoding binary, and encoding is {values['encoding']!r}"
         )
     parsed = WriteOptions(**values)
+    if parsed.entry_bytes > ENTRY_BYTES_MAX:
+        raise InvalidArgumentError(
+            f"the option entryBytes is {parsed.entry_bytes:,}, and the largest entry has {ENTRY_BYTES_MAX:,} "
+            "bytes: set it lower"
+        )
     check_quorums(parsed.ensemble_size, parsed.write_quorum, parsed.ack_quorum)
     return parsed
 
@@ -140,10 +203,16 @@ def _parse(
     for given, text in options.items():
         if given.lower() in _OF_SPARK:
             continue
+        if given.lower() in _OF_TABLES or given.lower().startswith("option."):
+            raise InvalidArgumentError(f"CREATE TABLE … USING ledger is refused: {_NO_TABLES}")
         name = known.get(given.lower())
         if name is None:
             raise InvalidArgumentError(_unknown(given, list(parsers), verb))
         values[_field_of(name)] = parsers[name](name, str(text).strip())
+    if not options:
+        raise InvalidArgumentError(
+            f"there are no options, as in a statement on a table of the catalog: {_NO_TABLES}"
+        )
     if "metadata" not in values:
         raise InvalidArgumentError(
             'the option metadata is needed: .option("metadata", "zk://host:2181/ledgers" or '
@@ -158,6 +227,10 @@ def _unknown(given: str, names: list[str], verb: str) -> str:
     hint = f"did you mean {lower[near[0]]}?" if near else "there is none like it."
     if given.lower() == "path":
         hint = "a log is named by the option log: call save() and load() without a path."
+    if given.lower() == "pushfilters":
+        hint = (
+            "Spark keeps the plan of a frame, and later queries would get what its filter left: use where()."
+        )
     if given.lower() == "password":
         hint = "Spark shows options in plans and keeps them in event logs: use passwordFile or passwordEnv."
     return f"option {given!r} is unknown; {hint} The options of a {verb}: {', '.join(sorted(names))}"
@@ -236,11 +309,11 @@ _READ: dict[str, Callable[[str, str], Any]] = {
     "columns": _names,
     "mode": _one_of("failfast", "permissive"),
     "partitionBytes": _number,
-    "pushFilters": _boolean,
     "startingPosition": _name,
     "maxEntriesPerTrigger": _number,
     "maxBytesPerTrigger": _number,
     "failOnDataLoss": _boolean,
+    "outageTimeout": _number,
     "passwordFile": _name,
     "passwordEnv": _text,
 }
@@ -251,11 +324,13 @@ _WRITE: dict[str, Callable[[str, str], Any]] = {
     "value": _name,
     "compression": _one_of(*COMPRESSIONS),
     "ifExists": _one_of("append", "error", "ignore"),
+    "ifReplayed": _one_of("compare", "drop"),
     "ensembleSize": _number,
     "writeQuorum": _number,
     "ackQuorum": _number,
     "ledgerBytes": _number,
     "entryBytes": _number,
+    "outageTimeout": _number,
     "passwordFile": _name,
     "passwordEnv": _text,
 }

@@ -7,6 +7,8 @@ Python object per entry. Owns also the treatment of an entry that cannot be read
 from __future__ import annotations
 
 import contextlib
+import logging
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +18,7 @@ import pyarrow
 import client_aio.sync
 from client_aio.spark import provenance, schemas
 from client_aio.spark.encoding import Decoded, Format, UndecodableEntryError, decode
+from client_aio.spark.options import AWAY, OUTAGE_S, Outage
 from client_aio.spark.scan_plan import position_column
 from metadata.errors import DigestMismatchError, EntryUnknownError, NoSuchEntryError
 
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
     from client_aio.ledger.entry_reader import EntryBatch
     from client_aio.spark.provenance import Written
     from client_aio.spark.scan_plan import Stretch
+
+logger = logging.getLogger(__name__)
 
 SETTINGS = {"read_ahead_bytes": 4 * 1024 * 1024, "read_ahead_requests": 2}
 """Settings of a task's client. Large requests cut fewer of the blocks that bookies store. A block that is
@@ -54,6 +59,7 @@ class RowReader:
         accepted: the encodings of ledgers that may be read as `encoding`.
         is_raw: leave compressed entries compressed.
         password: the ledgers' password.
+        outage_timeout_s: how long bookies or the metadata store may be out of reach.
     """
 
     def __init__(
@@ -68,8 +74,10 @@ class RowReader:
         is_permissive: bool = False,
         is_raw: bool = False,
         password: bytes = b"",
+        outage_timeout_s: float = OUTAGE_S,
     ) -> None:
         self._password = password
+        self._outage_timeout_s = outage_timeout_s
         self._accepted = accepted
         self._is_raw = is_raw
         self._metadata = metadata
@@ -87,14 +95,29 @@ class RowReader:
         Raises:
             DigestMismatchError, EntryUnknownError, NoSuchEntryError, UndecodableEntryError: an entry cannot
                 be read or decoded, and the read is not permissive.
-            BookKeeperError: bookies or the metadata store cannot be reached.
+            BookKeeperError: bookies or the metadata store were out of reach for too long.
         """
-        with client_aio.sync.connect(self._metadata, **SETTINGS) as client:
+        settings = {**SETTINGS, "metadata_timeout_s": self._outage_timeout_s}
+        with client_aio.sync.connect(self._metadata, **settings) as client:
             for piece in pieces:
-                stretch = piece.stretch
+                for item in self._entries_of(client, piece.stretch):
+                    yield self._batch(piece, item)
+
+    def _entries_of(self, client: client_aio.sync.Client, stretch: Stretch) -> Iterator[EntryBatch | _Lost]:
+        """Yield a stretch's entries; go on behind the last one while bookies are out of reach."""
+        following, outage = stretch.first, Outage(self._outage_timeout_s, logger.warning)
+        while True:
+            asked = time.monotonic()
+            try:
                 with client.open_ledger(stretch.ledger_id, password=self._password) as reader:
-                    for item in self._entries(reader, stretch.first, stretch.last, stretch.last):
-                        yield self._batch(piece, item)
+                    for item in self._entries(reader, following, stretch.last, stretch.last):
+                        yield item
+                        following = item.last_entry_id + 1
+                        asked = time.monotonic()
+                        outage.ended()
+                return
+            except AWAY as error:
+                time.sleep(outage.pause_s(error, time.monotonic(), asked))
 
     def _entries(
         self, reader: client_aio.sync.LedgerReader, first: int, last: int, known_lac: int
@@ -210,6 +233,10 @@ class _Lost:
     first_entry_id: int
     count: int
     reason: str
+
+    @property
+    def last_entry_id(self) -> int:
+        return self.first_entry_id + self.count - 1
 
 
 def _own_column(name: str, stretch: Stretch, entry_ids: Any) -> pyarrow.Array:

@@ -1,11 +1,8 @@
-"""The plan of a query: filters, partitions, and the end of a micro-batch. Pure.
+"""The plan of a query: partitions, and the end of a micro-batch. Pure.
 
 A *stretch* is a run of readable entries of one ledger, as of the time of planning. Stretches, in the order of
 the log, are cut into *pieces* at about the wanted size. They are also cut at the borders of fragments, since
 other bookies hold the entries behind a border. Neighbouring small pieces share a partition.
-
-Filters on the columns log, ledger_id, entry_id, position and timestamp become `Bounds`. Bounds are exact:
-Spark need not evaluate a filter again that became bounds.
 
 A position names a record within a log: the id of its row in the log's list, and the entry. In a ledger that
 is read by itself, the id is the ledger's. A position as text is `ID:ENTRY`, each with 19 digits, so that
@@ -145,137 +142,6 @@ class Stretch:
     def end(self) -> Place:
         """Return the position behind the last entry; of a complete ledger, the position behind the ledger."""
         return Place(self.row_id + 1, 0) if self.is_complete else Place(self.row_id, self.last + 1)
-
-
-# --- filters ---
-
-Cut = tuple[str, int]
-"""A place between positions, as texts: (text, 0) is right before that text, (text, 1) right behind it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """The conjunction of filters, as closed ranges (of positions, as cuts); (None, None) is everything."""
-
-    logs: frozenset[str] | None = None
-    ledger_ids: frozenset[int] | None = None
-    ledger_range: tuple[int | None, int | None] = (None, None)
-    entry_range: tuple[int | None, int | None] = (None, None)
-    time_range: tuple[int | None, int | None] = (None, None)  # microseconds
-    position_range: tuple[Cut | None, Cut | None] = (None, None)
-    is_nothing: bool = False
-
-    def with_filter(self, kind: str, column: str, value: Any) -> Bounds | None:
-        """Narrow by a filter, by the name of its class in pyspark; None for a filter that is not understood.
-
-        Args:
-            value: the filter's value; a time as microseconds since the epoch.
-        """
-        if kind == "IsNotNull":
-            return None if column == "log" else self  # log is null for a ledger that is read by itself
-        if kind == "In":
-            return self._with_choice(column, value)
-        if kind == "EqualTo" and column in ("log", "ledger_id"):
-            return self._with_choice(column, (value,))
-        name, plain = _comparable(column, value)
-        if name is None:
-            return None
-        least, greatest = (plain, plain) if name != "position_range" else ((plain, 0), (plain, 1))
-        if kind == "EqualTo":
-            return self._narrowed(name, least, greatest)
-        if kind == "GreaterThanOrEqual":
-            return self._narrowed(name, least, None)
-        if kind == "LessThanOrEqual":
-            return self._narrowed(name, None, greatest)
-        if kind == "GreaterThan":
-            return self._narrowed(name, greatest if name == "position_range" else plain + 1, None)
-        if kind == "LessThan":
-            return self._narrowed(name, None, least if name == "position_range" else plain - 1)
-        return None
-
-    def _with_choice(self, column: str, values: Iterable[Any]) -> Bounds | None:
-        chosen = frozenset(value for value in values if value is not None)
-        if column == "ledger_id" and all(type(value) is int for value in chosen):
-            both = chosen if self.ledger_ids is None else chosen & self.ledger_ids
-            return replace(self, ledger_ids=both)
-        if column == "log" and all(type(value) is str for value in chosen):
-            both = chosen if self.logs is None else chosen & self.logs
-            return replace(self, logs=both)
-        return None
-
-    def _narrowed(self, name: str, low: Any, high: Any) -> Bounds:
-        old_low, old_high = getattr(self, name)
-        lows = [bound for bound in (old_low, low) if bound is not None]
-        highs = [bound for bound in (old_high, high) if bound is not None]
-        pair = (max(lows, default=None), min(highs, default=None))
-        empty = pair[0] is not None and pair[1] is not None and pair[0] > pair[1]
-        changed: dict[str, Any] = {name: pair, "is_nothing": self.is_nothing or empty}
-        return replace(self, **changed)
-
-    @property
-    def is_narrow(self) -> bool:
-        """Return whether the bounds exclude anything."""
-        return self != Bounds()
-
-    def may_name(self, log: str | None, ledger_id: int) -> bool:
-        """Return whether a ledger may hold a wanted entry, before its metadata are read."""
-        if self.is_nothing:
-            return False
-        if self.logs is not None and log not in self.logs:
-            return False
-        if self.ledger_ids is not None and ledger_id not in self.ledger_ids:
-            return False
-        return _within(ledger_id, self.ledger_range)
-
-    def may_hold(self, log: str | None, ledger_id: int, created_ms: int) -> bool:
-        """Return whether a ledger may hold a wanted entry."""
-        return self.may_name(log, ledger_id) and _within(created_ms * 1000, self.time_range)
-
-    def cut(self, stretch: Stretch) -> Stretch:
-        """Return the wanted part of a stretch, perhaps empty."""
-        if not self.may_hold(stretch.log, stretch.ledger_id, stretch.created_ms):
-            return replace(stretch, last=stretch.first - 1)
-        low, high = self.entry_range
-        first = stretch.first if low is None else max(stretch.first, low)
-        last = stretch.last if high is None else min(stretch.last, high)
-        after, until = self.position_range
-        if after is not None:
-            first = max(first, _first_behind(stretch.row_id, after))
-        if until is not None:
-            last = min(last, _first_behind(stretch.row_id, until) - 1)
-        return replace(stretch, first=first, last=max(last, first - 1))
-
-
-_RANGES = {
-    "ledger_id": "ledger_range",
-    "entry_id": "entry_range",
-    "timestamp": "time_range",
-    "position": "position_range",
-}
-
-
-def _comparable(column: str, value: Any) -> tuple[str | None, Any]:
-    name = _RANGES.get(column)
-    if column == "position":
-        return (name, value) if isinstance(value, str) else (None, None)
-    return (name, value) if type(value) is int else (None, None)
-
-
-def _within(value: int, pair: tuple[int | None, int | None]) -> bool:
-    low, high = pair
-    return (low is None or value >= low) and (high is None or value <= high)
-
-
-def _first_behind(row_id: int, cut: Cut) -> int:
-    """Return the first entry of a row whose position lies behind a cut."""
-    low, high = 0, ENTRY_ID_MAX + 1
-    while low < high:
-        middle = (low + high) // 2
-        if (Place(row_id, middle).text, 0) >= cut:
-            high = middle
-        else:
-            low = middle + 1
-    return low
 
 
 # --- partitions ---

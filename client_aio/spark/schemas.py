@@ -11,10 +11,11 @@ import inspect
 import json
 from typing import TYPE_CHECKING, Any
 
+from pyspark.errors import PySparkException
 from pyspark.sql.pandas.types import to_arrow_schema as _to_arrow_schema
 from pyspark.sql.types import StructType
 
-from client_aio.spark.provenance import Written, as_nullable
+from client_aio.spark.provenance import Written, as_nullable, as_types, misfits
 from metadata.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -82,6 +83,43 @@ def check_columns(options: ReadOptions, schema: StructType | None = None) -> Non
         )
 
 
+def check_types(schema: StructType) -> None:
+    """Raise InvalidArgumentError for a column of a type that Arrow does not have."""
+    for field in schema.fields:
+        try:
+            arrow_schema(StructType([field]))
+        except PySparkException as error:
+            raise InvalidArgumentError(
+                f"column {field.name!r} is {field.dataType.simpleString()}, a type that cannot be read or "
+                f"written: {error}"
+            ) from error
+
+
+def check_declared(options: ReadOptions, schema: StructType, written: Written) -> None:
+    """Check in the driver that a schema, which the user may have declared, fits what is to be read.
+
+    A permissive read is not checked: there, entries that do not fit become rows with the reason.
+
+    Raises:
+        InvalidArgumentError: a column is unknown, or has another type; or Arrow has no such type.
+    """
+    check_types(schema)
+    if options.mode == "permissive" or (written.encoding != "binary" and written.schema is None):
+        return
+    decoded = _decoded_fields(written)
+    known = {name: _field(name, kind) for name, kind in OWN.items()} | decoded
+    said = misfits(schema.json(), json.dumps({"type": "struct", "fields": list(known.values())}))
+    if said:
+        what = f"log {options.log[0]!r}" if len(options.log) == 1 else "what is to be read"
+        hint = ""
+        if written.encoding == "binary" and options.encoding == "auto":
+            hint = ", or set the option encoding to json if the entries are JSON"
+        raise InvalidArgumentError(
+            f"the schema of the read does not fit {what}: {'; '.join(said)}. There are: {', '.join(known)}. "
+            f"Declare those columns with their types, or no schema{hint}"
+        )
+
+
 def _decoded_fields(written: Written) -> dict[str, dict[str, Any]]:
     if written.encoding == "binary":
         return {VALUE: _field(VALUE, "binary")}
@@ -99,8 +137,9 @@ def _field(name: str, kind: str) -> dict[str, Any]:
 
 def arrow_schema(schema: StructType | str) -> pyarrow.Schema:
     """Return the Arrow schema under which Spark exchanges rows of a schema (or of its JSON)."""
-    if isinstance(schema, str):
-        schema = StructType.fromJson(json.loads(schema))
+    # Without metadata, which Arrow would carry along; a collation is Spark's own affair.
+    text = schema if isinstance(schema, str) else schema.json()
+    schema = StructType.fromJson(json.loads(as_types(text)))
     convert: Any = _to_arrow_schema  # Any, since its parameters differ between releases of pyspark
     in_utc = {"timezone": "UTC"} if "timezone" in inspect.signature(convert).parameters else {}
     converted: pyarrow.Schema = convert(schema, **in_utc)

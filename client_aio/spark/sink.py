@@ -1,9 +1,12 @@
 """Writing a frame to a log: batch jobs and micro-batches, each made visible as a whole.
 
 Every task writes ledgers of its own (`write_task`), and its commit message names them. The driver's commit
-adds all of them to the log, in the order of the partitions, by one compare-and-set of the log's list. For a
-micro-batch the same compare-and-set records (query, batch), so that a replay after a crash is recognised and
-dropped. Before the compare-and-set nothing of the write is visible in the log, after it everything.
+adds all of them to the log, in the order of the partitions, by one compare-and-set of the log's list. Before
+the compare-and-set nothing of the write is visible in the log, after it everything.
+
+For a micro-batch the same compare-and-set records the query, the batch, and a fingerprint of the rows. So a
+replay after a crash is recognised and dropped. The number alone would not do: from a checkpoint that was
+copied before the batch, Spark plans the batch anew, with other rows.
 
 A listed ledger must never be deleted. So a failed commit deletes nothing: its compare-and-set may still take
 effect. After a successful commit every other ledger with the job's tag is garbage, and is deleted at once.
@@ -23,6 +26,7 @@ from pyspark.sql.datasource import (
 )
 
 from client_aio.spark import commits, provenance, schemas
+from client_aio.spark.fingerprint import Fingerprint
 from client_aio.spark.options import WriteOptions, parse_write
 from client_aio.spark.passwords import settled
 from client_aio.spark.write_task import Job, WrittenLedger, write_partition
@@ -45,6 +49,7 @@ class Partition(WriterCommitMessage):
     number: int
     ledgers: tuple[WrittenLedger, ...]
     query_id: str | None = None
+    content: Fingerprint | None = None
 
 
 def plan_write(
@@ -103,7 +108,7 @@ def _encoding_of(options: WriteOptions, schema: StructType) -> tuple[provenance.
                     "wrong with a row: give it another one with withColumnRenamed"
                 )
         written = provenance.Written(encoding, options.compression, schemas.nullable_json(schema))
-        schemas.arrow_schema(schema)
+        schemas.check_types(schema)
         written.to_custom()
         return written, None
     value = options.value
@@ -198,7 +203,9 @@ class StreamWriter(DataSourceStreamArrowWriter):
                 "could not be told from its replay"
             )
         job = replace(self._job, job_id=query_id, batch_id=int(batch_id))
-        return Partition(task.partitionId(), write_partition(job, iterator), query_id)
+        content = Fingerprint()
+        ledgers = write_partition(job, iterator, content)
+        return Partition(task.partitionId(), ledgers, query_id, content)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Make the micro-batch visible at once, unless an earlier commit has."""
@@ -217,7 +224,13 @@ class StreamWriter(DataSourceStreamArrowWriter):
         query_ids = {message.query_id for message in messages if isinstance(message, Partition)}
         assert len(query_ids) <= 1
         query_id = next(iter(query_ids), None)
-        return None if query_id is None else replace(self._job, job_id=query_id, batch_id=batch_id)
+        if query_id is None:
+            return None
+        content = Fingerprint()
+        for message in messages:
+            if isinstance(message, Partition) and message.content is not None:
+                content.merge(message.content)
+        return replace(self._job, job_id=query_id, batch_id=batch_id, content=content.text)
 
 
 def _ledgers_of(messages: list[WriterCommitMessage | None]) -> list[int]:

@@ -50,17 +50,17 @@ class LedgerDataSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Plan a batch read."""
-        return LedgerReader(self._parse_options(schema, is_stream=False), schema)
+        check_kind(self.options)
+        return LedgerReader(self._parse_options(schema), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Begin a streaming read."""
         from client_aio.spark.stream import LedgerStreamReader
 
-        return LedgerStreamReader(self._parse_options(schema, is_stream=True), schema)
+        return LedgerStreamReader(self._parse_options(schema), schema)
 
-    def _parse_options(self, schema: StructType, *, is_stream: bool) -> ReadOptions:
+    def _parse_options(self, schema: StructType) -> ReadOptions:
         options = parse_read(self.options)
-        check_kind(self.options, is_stream=is_stream)
         schemas.check_columns(options, schema)
         return settled(options)
 
@@ -78,13 +78,8 @@ class LedgerDataSource(DataSource):
 
 
 def register(spark: SparkSession) -> None:
-    """Register the format "ledger" with a session. Once per session.
-
-    Also sets `spark.sql.python.filterPushdown.enabled`, without which Spark refuses readers that take
-    filters.
-    """
+    """Register the format "ledger" with a session. Once per session."""
     spark.dataSource.register(LedgerDataSource)
-    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
 
 
 @contextmanager
@@ -92,7 +87,7 @@ def session(master: str) -> Iterator[SparkSession]:
     """Start Spark, and end it on exit; its workers run this very interpreter.
 
     Args:
-        master: such as `local[*]` or `spark://host:7077`.
+        master: such as `local[*]`, `spark://host:7077`, or `sc://host` for a server of Spark Connect.
 
     Raises:
         InvalidArgumentError: Spark does not start; most often there is no Java.
@@ -100,19 +95,25 @@ def session(master: str) -> Iterator[SparkSession]:
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     if master.startswith("local"):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    builder = SparkSession.builder.master(master).appName("bookie-aio")
+    is_remote = master.startswith("sc://")
+    builder = SparkSession.builder.remote(master) if is_remote else SparkSession.builder.master(master)
+    builder = builder.appName("bookie-aio")
     for name, value in {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
         "spark.log.level": "ERROR",
     }.items():
-        builder = builder.config(name, value)
+        if not is_remote:
+            builder = builder.config(name, value)
     try:
         started = builder.getOrCreate()
     except Exception as error:  # any error: pyspark raises several kinds when the JVM does not start
         raise InvalidArgumentError(
-            f"Spark does not start ({error}): it needs Java 17 or newer on the PATH or under JAVA_HOME"
+            f"Spark Connect at {master} cannot be used ({error}): it needs a server there, and the packages "
+            "of pyspark[connect] here"
+            if is_remote
+            else f"Spark does not start ({error}): it needs Java 17 or newer on the PATH or under JAVA_HOME"
         ) from error
     register(started)
     try:

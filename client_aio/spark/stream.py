@@ -25,9 +25,10 @@ from pyspark.sql.streaming.datasource import (
 )
 
 import client_aio
+from client_aio.spark import schemas
 from client_aio.spark.batch import partitions_of, row_reader, written_of
 from client_aio.spark.catalog import Catalog, Found, rows_of
-from client_aio.spark.scan_plan import Bounds, Limit, Offset, Place, advance, between
+from client_aio.spark.scan_plan import Limit, Offset, Place, advance, between
 from client_aio.sync.loop_thread import get_loop_thread
 from metadata.errors import InvalidArgumentError, LogTruncatedError
 
@@ -44,6 +45,9 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+_CLOCKS_DIFFER_MS = 60_000
+"""A starting time may lie so far ahead: the clock that it comes from may be ahead of this machine's."""
+
 _TAIL_ROWS = 3
 """An end depends on the last three ledgers of a log: the last two may be open, and the one before counts."""
 
@@ -56,6 +60,14 @@ class _Listing:
     """See `Offset.made`."""
     begin: Place
     rows: list[Listed]
+
+    def is_beyond(self, place: Place) -> bool:
+        """Return whether a place lies behind every row, where no offset of this log can be.
+
+        Ids of rows only increase. Right behind the last row is the offset of a query that has read all.
+        """
+        behind = Place(self.rows[-1].row_id + 1, 0) if self.rows else self.begin
+        return place > max(behind, self.begin)
 
 
 class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -77,6 +89,7 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # Over a connection that is closed again: Spark creates readers only for their schema, and never stops
         # those.
         self._written = written_of(options)
+        schemas.check_declared(options, schema, self._written)
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle the reader for tasks without the connection."""
@@ -129,27 +142,60 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     async def _first_place(self, catalog: Catalog) -> Place:
         starting = self._starting
-        if isinstance(starting, Place):
-            return starting
         if starting == "latest":
             return await self._last_place(catalog)
-        rows = await catalog.listed()
+        listing = await self._read_listing(catalog)
+        rows = listing.rows
+        if isinstance(starting, Place):
+            if listing.is_beyond(starting):
+                end = (await self._last_place(catalog)).text
+                raise InvalidArgumentError(
+                    f"the option startingPosition is {starting.text}, and {self._what} ends at {end}: "
+                    "records up to that position would be left out. Use a position of that log, or latest"
+                )
+            return starting
         if isinstance(starting, datetime.datetime):
-            # No record written at that time or later may be missed: a ledger that was open then is read as a
-            # whole. That may be the last two listed by then: a log's next ledger is listed while records
-            # still go to the one before.
-            at_ms = int(starting.timestamp() * 1000)
-            rows = [row for row in rows if (row.created_ms or 0) <= at_ms][-2:] or rows
+            rows = await self._rows_since(catalog, starting, rows)
+            if not rows:
+                return await self._last_place(catalog)
         if not rows:
             return await self._begin(catalog)
         if self._options.ledger is not None:  # a trimmed unbounded ledger begins behind entry 0
-            found = await catalog.stretches(Bounds(), rows[:1])
+            found = await catalog.stretches(rows[:1])
             return Place(rows[0].row_id, found[0].stretch.first)
         return Place(rows[0].row_id, rows[0].first)
 
+    async def _rows_since(
+        self, catalog: Catalog, start: datetime.datetime, rows: list[Listed]
+    ) -> list[Listed]:
+        """Return the rows that may hold a record written at a time or later, and all rows behind them.
+
+        A ledger that was open then is read as a whole. That may be the last two listed by then: a log's next
+        ledger is listed while records still go to the one before. A ledger of a job was closed when it was
+        listed, and has no later record.
+
+        Raises:
+            InvalidArgumentError: the time is to come. Where the log will be then, nobody knows; records of
+                before would be read.
+        """
+        start_ms, now_ms = int(start.timestamp() * 1000), catalog.now_ms()
+        if start_ms > now_ms + _CLOCKS_DIFFER_MS:
+            now = datetime.datetime.fromtimestamp(now_ms / 1000, datetime.UTC).isoformat(timespec="seconds")
+            raise InvalidArgumentError(
+                f"the option startingPosition is {self._options.starting_position}, a time to come: it is "
+                f"{now} here. Use latest for the records from now on"
+            )
+        is_later = [(row.created_ms or 0) >= start_ms for row in rows]
+        first = max(0, is_later.index(True) if True in is_later else len(rows))
+        is_past = start_ms <= now_ms
+        for number in range(max(0, first - 2), first):
+            if await catalog.may_hold_since(rows[number], start_ms, is_past=is_past):
+                return rows[number:]
+        return rows[first:]
+
     async def _last_place(self, catalog: Catalog) -> Place:
         rows = await catalog.listed()
-        found = await catalog.stretches(Bounds(), rows[-_TAIL_ROWS:])
+        found = await catalog.stretches(rows[-_TAIL_ROWS:])
         if not found:
             return await self._begin(catalog)
         growing = [one.stretch for one in found if not one.stretch.is_complete]
@@ -238,15 +284,39 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         if self._options.ledger is None and start < listing.begin:
             self._report_loss(start, listing.begin)
+        if listing.is_beyond(start):
+            self._report_set_back(start, listing)
         rows = [row for row in listing.rows if row.row_id >= start.row_id]
         if end is not None:
             rows = [row.as_of(end) for row in rows if row.row_id <= end.row_id]
-        found = await catalog.stretches(Bounds(), rows)
+        found = await catalog.stretches(rows)
         if self._options.ledger is not None and found:
             stretch = found[0].stretch
             if stretch.row_id == start.row_id and stretch.first > start.entry_id:
                 self._report_loss(start, Place(stretch.row_id, stretch.first))
         return found
+
+    def _report_set_back(self, start: Place, listing: _Listing) -> None:
+        """Raise LogTruncatedError for an offset behind the end of the log, or only log it, as `_report_loss`.
+
+        The rows that follow will have lower ids than the offset: the query would pass them over.
+        """
+        last = listing.rows[-1].row_id if listing.rows else None
+        message = (
+            f"{self._what} has no ledger behind {last}, and the query's offset is {start.text}: the log has "
+            "been set back to an earlier state, and records that were added since are not read"
+        )
+        if self._options.fail_on_data_loss:
+            raise LogTruncatedError(
+                f"{message}. Begin anew, with a new checkpoint and the option startingPosition",
+                ledger_id=start.row_id,
+            )
+        logger.warning("%s: it goes on, since failOnDataLoss is false", message)
+
+    @property
+    def _what(self) -> str:
+        options = self._options
+        return f"log {options.log[0]!r}" if options.ledger is None else f"ledger {options.ledger[0]!r}"
 
     def _report_loss(self, start: Place, begin: Place, *, is_anew: bool = False) -> None:
         """Raise LogTruncatedError for unread records that are gone; only log it without `failOnDataLoss`.
@@ -254,8 +324,7 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Args:
             is_anew: the records are gone because the log was deleted and created anew.
         """
-        options = self._options
-        what = f"log {options.log[0]!r}" if options.ledger is None else f"ledger {options.ledger[0]!r}"
+        what = self._what
         message = (
             f"{what} begins at {begin.row_id}:{begin.entry_id}; what this query has "
             f"not read yet, from {start.row_id}:{start.entry_id} on, has been truncated before that"
@@ -274,7 +343,9 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _ask(self, question: Callable[[Catalog], Awaitable[T]]) -> T:
         async def ask() -> T:
             if self._client is None:
-                self._client = await client_aio.connect(self._options.metadata)
+                self._client = await client_aio.connect(
+                    self._options.metadata, metadata_timeout_s=self._options.outage_timeout
+                )
             if self._catalog is None:
                 self._catalog = Catalog(self._client, self._options, is_stream=self._is_patient)
             return await self._catalog.ask(question)

@@ -11,16 +11,19 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
 
+import client_aio
 import client_aio.sync
 from client_aio.config import ClientConfig
 from client_aio.spark import provenance
 from client_aio.spark.encoding import Format, make_encoder
+from client_aio.spark.options import AWAY, ENTRY_BYTES_MAX, Outage
 from client_aio.spark.passwords import password_of
 from client_aio.spark.schemas import arrow_schema
-from metadata.errors import BookKeeperError
+from metadata.errors import BookKeeperError, VersionConflictError
 from metadata.model.ledger import DIGEST_CRC, DIGEST_HMAC
 
 if TYPE_CHECKING:
@@ -28,10 +31,12 @@ if TYPE_CHECKING:
 
     import pyarrow
 
+    from client_aio.spark.fingerprint import Fingerprint
     from client_aio.spark.options import WriteOptions
 
 logger = logging.getLogger(__name__)
 
+assert ClientConfig().entry_bytes_max == ENTRY_BYTES_MAX
 CHUNK_BYTES = 4 * 1024 * 1024
 """The bytes of a batch that are encoded at a time: a task holds a few of these chunks beside its window."""
 
@@ -55,6 +60,8 @@ class Job:
     """The column of bytes, with encoding binary."""
     columns: tuple[str, ...]
     """The frame's columns in the log's order."""
+    content: str = ""
+    """The fingerprint of a micro-batch's rows; the driver puts it together from those of the tasks."""
 
     def custom(self) -> dict[str, bytes]:
         """Return the custom metadata of the job's ledgers."""
@@ -66,6 +73,13 @@ class Job:
         return custom
 
 
+class Chunk(NamedTuple):
+    """Some entries, and the number of rows in them."""
+
+    entries: list[bytes]
+    rows: int
+
+
 @dataclass(frozen=True, slots=True)
 class WrittenLedger:
     """A ledger that a task has written and closed."""
@@ -75,41 +89,43 @@ class WrittenLedger:
     size: int
 
 
-def write_partition(job: Job, batches: Iterator[pyarrow.RecordBatch]) -> tuple[WrittenLedger, ...]:
+def write_partition(
+    job: Job, batches: Iterator[pyarrow.RecordBatch], content: Fingerprint | None = None
+) -> tuple[WrittenLedger, ...]:
     """Write the rows of a partition to new ledgers; without rows, to none.
+
+    Args:
+        content: is told of all rows.
 
     Raises:
         InvalidArgumentError: a null, or a row above the limit.
         Exception: any other error of adding, or of the rows. After any error the written ledgers are deleted,
             as far as the bookies and the metadata store can be reached.
     """
-    entries = encode_chunks(job, batches)
-    with client_aio.sync.connect(job.options.metadata, **SETTINGS) as client:
+    entries = encode_chunks(job, batches, content)
+    with connect(job.options) as client:
         return write_ledgers(client, job, entries)
 
 
 def write_ledgers(
-    client: client_aio.sync.Client, job: Job, chunks: Iterator[list[bytes]]
+    client: client_aio.sync.Client, job: Job, chunks: Iterator[Chunk]
 ) -> tuple[WrittenLedger, ...]:
     """Write chunks of entries to as many ledgers as `ledger_bytes` asks for; raises as `write_partition`."""
     options, password = job.options, password_of(job.options)
     made: list[int] = []
+    rows: list[int] = []
     done: list[WrittenLedger] = []
     try:
         for first in chunks:
-            with client.create_ledger(
-                ensemble_size=options.ensemble_size,
-                write_quorum=options.write_quorum,
-                ack_quorum=options.ack_quorum,
-                digest=DIGEST_HMAC if password else DIGEST_CRC,
-                password=password,
-                custom_metadata=job.custom(),
-            ) as ledger:
+            with _create(client, job, password) as ledger:
                 made.append(ledger.ledger_id)
-                ledger.add_chunks(_chunks_up_to(options.ledger_bytes, first, chunks))
+                rows.clear()
+                ledger.add_chunks(_entries_up_to(options.ledger_bytes, first, chunks, rows))
             metadata = ledger.metadata
             assert metadata.last_entry is not None
             assert metadata.length is not None
+            if job.written.encoding == "arrow":
+                client._run(_note_rows(client._client, ledger.ledger_id, sum(rows)))
             done.append(WrittenLedger(ledger.ledger_id, metadata.last_entry + 1, metadata.length))
     except BaseException:
         for ledger_id in made:
@@ -119,22 +135,68 @@ def write_ledgers(
     return tuple(done)
 
 
-def _chunks_up_to(size_max: int, first: list[bytes], chunks: Iterator[list[bytes]]) -> Iterator[list[bytes]]:
-    yield first
-    size = sum(map(len, first))
-    while size < size_max and (chunk := next(chunks, None)) is not None:
-        size += sum(map(len, chunk))
-        yield chunk
+def connect(options: WriteOptions) -> client_aio.sync.Client:
+    """Connect as a task that writes."""
+    return client_aio.sync.connect(
+        options.metadata,
+        metadata_timeout_s=options.outage_timeout,
+        add_quorum_timeout_s=options.outage_timeout,
+        **SETTINGS,
+    )
 
 
-def encode_chunks(job: Job, batches: Iterator[pyarrow.RecordBatch]) -> Iterator[list[bytes]]:
+def _create(client: client_aio.sync.Client, job: Job, password: bytes) -> client_aio.sync.LedgerWriter:
+    """Create a ledger; wait while too few bookies are there, up to the option outageTimeout."""
+    options, outage = job.options, Outage(job.options.outage_timeout, logger.warning)
+    while True:
+        asked = time.monotonic()
+        try:
+            return client.create_ledger(
+                ensemble_size=options.ensemble_size,
+                write_quorum=options.write_quorum,
+                ack_quorum=options.ack_quorum,
+                digest=DIGEST_HMAC if password else DIGEST_CRC,
+                password=password,
+                custom_metadata=job.custom(),
+            )
+        except AWAY as error:
+            time.sleep(outage.pause_s(error, time.monotonic(), asked))
+
+
+async def _note_rows(client: client_aio.Client, ledger_id: int, rows: int) -> None:
+    """Note the number of rows with a CLOSED ledger that no log lists yet."""
+    ledgers = client._context.ledgers
+    while True:
+        metadata, version = await ledgers.read(ledger_id)
+        noted = replace(metadata, custom={**metadata.custom, provenance.ROWS: str(rows).encode()})
+        with contextlib.suppress(VersionConflictError):
+            await ledgers.compare_and_set(noted, version, token=client._context.draw_token())
+            return
+
+
+def _entries_up_to(
+    size_max: int, first: Chunk, chunks: Iterator[Chunk], rows: list[int]
+) -> Iterator[list[bytes]]:
+    """Yield the entries of chunks up to a size, and append the chunks' numbers of rows to a list."""
+    chunk: Chunk | None = first
+    size = 0
+    while chunk is not None:
+        size += sum(map(len, chunk.entries))
+        rows.append(chunk.rows)
+        yield chunk.entries
+        chunk = next(chunks, None) if size < size_max else None
+
+
+def encode_chunks(
+    job: Job, batches: Iterator[pyarrow.RecordBatch], content: Fingerprint | None = None
+) -> Iterator[Chunk]:
     """Yield the entries of the rows, in non-empty chunks of bounded size."""
     written = job.written
     schema = None if written.schema is None else arrow_schema(written.schema)
     encode = make_encoder(
         Format(written.encoding, written.compression, schema),
         entry_bytes=job.options.entry_bytes,
-        entry_bytes_max=ClientConfig().entry_bytes_max,
+        entry_bytes_max=ENTRY_BYTES_MAX,
         value=job.value,
     )
     for batch in batches:
@@ -142,7 +204,10 @@ def encode_chunks(job: Job, batches: Iterator[pyarrow.RecordBatch]) -> Iterator[
             continue
         if job.columns and tuple(batch.schema.names) != job.columns:
             batch = batch.select(job.columns)
+        if content is not None:
+            content.add(batch if job.value is None else batch.select([job.value]))
         size = min(CHUNK_BYTES, job.options.ledger_bytes)
         rows = max(1, batch.num_rows // (batch.nbytes // size + 1))
         for start in range(0, batch.num_rows, rows):
-            yield encode(batch.slice(start, rows))
+            part = batch.slice(start, rows)
+            yield Chunk(encode(part), part.num_rows)

@@ -389,6 +389,10 @@ class LogWriter(WriterHandle["Position"]):
         """Roll to another ledger."""
         self._behind_inbox(self._writer.roll)
 
+    def close(self, *, at_ack_quorum: bool = False) -> None:
+        """Flush, and close the log's last ledger; see `client_aio.LogWriter.close`."""
+        self._behind_inbox(lambda: self._writer.close(at_ack_quorum=at_ack_quorum))
+
 
 class LogClient(ClientHandle):
     """The log operations of a client; a part of `Client`."""

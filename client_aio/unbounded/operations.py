@@ -13,12 +13,14 @@ from __future__ import annotations
 import contextlib
 import logging
 from contextlib import aclosing
+from functools import partial
 from typing import TYPE_CHECKING
 
 from client_aio.config import check_flags
 from client_aio.context import ContextOwner, on_own_loop
 from client_aio.core.read_plan import check_range, trimmed
 from client_aio.handles import AwaitableContext
+from client_aio.healing import APPEND_TIMEOUT_S, check_timeout
 from client_aio.ledger.accept_loss import recover_with_loss
 from client_aio.ledger.create import LedgerSettings, create_metadata
 from client_aio.ledger.reader import LedgerReader
@@ -38,7 +40,7 @@ from metadata.ids import NO_ENTRY, check_ledger_id, check_name
 from metadata.model.ledger import DIGEST_CRC, DIGEST_HMAC, UnboundedRecord
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 
     from client_aio.context import ClientContext
     from client_aio.ledger.entry_reader import BatchStream, EntrySource, EntryStream
@@ -115,6 +117,7 @@ class UnboundedLedgerOperations(ContextOwner):
         *,
         create: bool = True,
         fragment_bytes: int = FRAGMENT_BYTES,
+        append_timeout_s: float | None = APPEND_TIMEOUT_S,
         ensemble_size: int = 3,
         write_quorum: int = 3,
         ack_quorum: int = 2,
@@ -135,6 +138,8 @@ class UnboundedLedgerOperations(ContextOwner):
             create: create the ledger if there is none of that name.
             fragment_bytes: the writer begins a new fragment after about so many payload bytes. It chooses
                 new bookies for each, so that the ledger spreads over the cluster. `trim` drops fragments.
+            append_timeout_s: how long an add may wait for its bookies. Then all outstanding adds fail with
+                OperationTimeoutError (*unknown*), and the writer goes on trying. None: for ever.
             digest: by default "hmac-sha256" with a password, else "crc32c".
             password: of the ledger, if it has one.
 
@@ -156,8 +161,8 @@ class UnboundedLedgerOperations(ContextOwner):
         self._context.check_open()
         check_name_or_id(name_or_id)
         check_flags(create=create, guaranteed_write_quorum=guaranteed_write_quorum)
-        if not isinstance(fragment_bytes, int) or isinstance(fragment_bytes, bool) or fragment_bytes < 1:
-            raise InvalidArgumentError(f"fragment_bytes {fragment_bytes!r} is not a positive integer")
+        check_timeout(append_timeout_s)
+        check_fragment_bytes(fragment_bytes)
         if guaranteed_write_quorum:
             raise InvalidArgumentError(
                 "guaranteed_write_quorum does not go with an unbounded ledger: a new writer goes on behind "
@@ -167,18 +172,14 @@ class UnboundedLedgerOperations(ContextOwner):
             ensemble_size, write_quorum, ack_quorum, digest=digest, password=password, custom=custom_metadata
         )
 
-        async def open_() -> UnboundedLedgerWriter:
-            while True:
-                self._context.check_open()
-                ledger_id = await self._find_or_make(name_or_id, settings if create else None)
-                try:
-                    return await take_ledger_over(self._context, ledger_id, password, fragment_bytes)
-                except NoSuchLedgerError:
-                    if not create or ledger_id == name_or_id:
-                        raise
-                # The ledger has been deleted meanwhile: create it again.
-
-        return AwaitableContext(open_)
+        take_over = partial(
+            take_ledger_over,
+            self._context,
+            password=password,
+            fragment_bytes=fragment_bytes,
+            append_timeout_s=append_timeout_s,
+        )
+        return AwaitableContext(partial(self._take_over, name_or_id, settings if create else None, take_over))
 
     async def create_unbounded_ledger(
         self,
@@ -295,6 +296,22 @@ class UnboundedLedgerOperations(ContextOwner):
                 async for entry in entries:
                     yield entry
 
+    async def _take_over(
+        self,
+        name_or_id: str | int,
+        settings: LedgerSettings | None,
+        take_over: Callable[[int], Awaitable[UnboundedLedgerWriter]],
+    ) -> UnboundedLedgerWriter:
+        while True:
+            self._context.check_open()
+            ledger_id = await self._find_or_make(name_or_id, settings)
+            try:
+                return await take_over(ledger_id)
+            except NoSuchLedgerError:
+                if settings is None or ledger_id == name_or_id:
+                    raise
+            # The ledger has been deleted meanwhile: create it again.
+
     async def _find_or_make(self, name_or_id: str | int, settings: LedgerSettings | None) -> int:
         while True:
             try:
@@ -387,6 +404,12 @@ def settings_of(
 def check_name_or_id(name_or_id: str | int) -> str | int:
     """Return a ledger's name or id, or raise InvalidArgumentError."""
     return check_name(name_or_id) if isinstance(name_or_id, str) else check_ledger_id(name_or_id)
+
+
+def check_fragment_bytes(fragment_bytes: int) -> None:
+    """Raise InvalidArgumentError unless the size is a positive integer."""
+    if not isinstance(fragment_bytes, int) or isinstance(fragment_bytes, bool) or fragment_bytes < 1:
+        raise InvalidArgumentError(f"fragment_bytes {fragment_bytes!r} is not a positive integer")
 
 
 def require_unbounded(reader: LedgerReader) -> None:

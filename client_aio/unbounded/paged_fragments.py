@@ -42,18 +42,34 @@ _Wanted = tuple[FragmentHead, "Sequence[Page]"]
 """A new head, and the new pages that it refers to."""
 
 
-def fragment_list(context: ClientContext, ledger_id: int) -> FragmentList:
-    """Return a ledger's fragment list."""
-    patience_s = context.config.ensemble_change_timeout_s
+def fragment_list(context: ClientContext, ledger_id: int, *, patience_s: float | None = None) -> FragmentList:
+    """Return a ledger's fragment list.
+
+    Args:
+        patience_s: how long a change is retried while its outcome is not definite; None for the usual time.
+    """
+    if patience_s is None:
+        patience_s = context.config.ensemble_change_timeout_s
     return FragmentList(context.ledgers, ledger_id, context.draw_token, patience_s)
 
 
 class VersionedFragments(VersionedLedgerMetadata):
-    """The metadata of one unbounded ledger; updates run one after another."""
+    """The metadata of one unbounded ledger; updates run one after another.
 
-    def __init__(self, context: ClientContext, metadata: LedgerMetadata, version: Version) -> None:
+    Args:
+        patience_s: as of `fragment_list`.
+    """
+
+    def __init__(
+        self,
+        context: ClientContext,
+        metadata: LedgerMetadata,
+        version: Version,
+        *,
+        patience_s: float | None = None,
+    ) -> None:
         super().__init__(context, metadata, version)
-        self._list = fragment_list(context, metadata.ledger_id)
+        self._list = fragment_list(context, metadata.ledger_id, patience_s=patience_s)
         self._turns = asyncio.Lock()
 
     async def update(self, apply: Apply) -> bool:

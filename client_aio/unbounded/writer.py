@@ -5,40 +5,47 @@ has a term of its own, and a later term fences an earlier one at every bookie. T
 compare-and-set to OPEN succeeds gets the ledger. A takeover that fails half-way leaves the ledger
 IN_RECOVERY; any client may take it over then.
 
-`UnboundedLedgerWriter` adds to a ledger's writer: when the next fragment is due, trimming, and the two ways
-to close. `client_aio.core.ensemble_change` begins the fragments.
+`UnboundedLedgerWriter` adds to a ledger's writer: when the next fragment is due, trimming, the two ways to
+close, and healing (`client_aio.healing`, `client_aio.core.healing`). A writer that heals takes its own ledger
+over, and goes on under the next term. `client_aio.core.ensemble_change` begins the fragments.
 
-Invariant: at each change, `length_before` in the metadata is the length below the last fragment's first
-entry.
+Invariants: at each change, `length_before` in the metadata is the length below the last fragment's first
+entry. While the writer heals, no entry is in a window: all that are outstanding are in the backlog.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Any
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bookie_aio.wire.messages import WriteLac
 from client_aio.bookies.connection import BookieConnection
 from client_aio.bookies.ensemble_finder import Sizes
 from client_aio.config import WriteOptions
 from client_aio.context import on_own_loop
+from client_aio.core.healing import OwnTerms
 from client_aio.core.takeover import TermOpening, take_over
+from client_aio.healing import APPEND_TIMEOUT_S, Healing, WriterState, is_final
 from client_aio.ledger.create import start_writer
-from client_aio.ledger.futures import fenced_by_metadata
+from client_aio.ledger.futures import Failure, as_unknown, fenced_by_metadata
 from client_aio.ledger.recovery import Recovery, check_reach
 from client_aio.ledger.writer import LedgerWriter, Token
 from client_aio.unbounded.paged_fragments import PagedEntries, VersionedFragments
 from metadata.errors import InvalidArgumentError, LedgerClosedError, LedgerRecoveryError
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Awaitable
+
     from client_aio.bookies.ensemble_finder import Found
     from client_aio.context import ClientContext
     from client_aio.core.add_window import AddGroup
     from client_aio.core.digest import Digest
     from client_aio.core.ensemble_change import EnsembleChange
+    from client_aio.ledger.ensemble_change import EnsembleChangeTask
     from client_aio.ledger.entry_reader import EntrySource
-    from metadata.errors import BookKeeperError
+    from metadata.errors import BookKeeperError, OperationTimeoutError
     from metadata.model.ledger import LedgerMetadata
     from metadata.store import Version
 
@@ -59,24 +66,63 @@ class UnboundedLedgerWriter(LedgerWriter):
     the ledger over, all outstanding adds fail with LedgerFencedError (*unknown*).
     """
 
-    def __init__(self, *args: Any, fragment_bytes: int = FRAGMENT_BYTES, **options: Any) -> None:
-        super().__init__(*args, **options)
+    def __init__(
+        self,
+        *args: Any,
+        fragment_bytes: int = FRAGMENT_BYTES,
+        append_timeout_s: float | None = APPEND_TIMEOUT_S,
+        **options: Any,
+    ) -> None:
         self._fragment_bytes = fragment_bytes
-        self._roll_at = self._window.length_confirmed + fragment_bytes
+        self._loss: Failure | None = None  # of adds that were given up; not raised by `flush` yet
         self._is_left = False
+        super().__init__(*args, **options)
+        self._own_terms = OwnTerms(self._term)
+        what = f"unbounded ledger {self.ledger_id}"
+        self._healing = Healing(self._context, what, self, append_timeout_s)
+
+    def _attach(self, *args: Any, **options: Any) -> None:
+        super()._attach(*args, **options)
+        self._roll_at = self._window.length_confirmed + self._fragment_bytes
+
+    async def start(self, connections: Connections) -> None:
+        """Seat the bookies of the ensemble; called once, before the first add."""
+        await super().start(connections)
+        self._healing.watch_ages()
 
     def _hold(self, metadata: LedgerMetadata, version: Version) -> VersionedFragments:
         return VersionedFragments(self._context, metadata, version)
 
     def _make_reader(self) -> EntrySource:
-        held = self._held
-        assert isinstance(held, VersionedFragments)
-        return PagedEntries(self._context, lambda: held.current, self._digest, refresh=held.refresh)
+        def refresh() -> Awaitable[None]:
+            assert isinstance(self._held, VersionedFragments)
+            return self._held.refresh()
+
+        return PagedEntries(self._context, lambda: self._held.current, self._digest, refresh=refresh)
 
     @property
     def term(self) -> int:
-        """Return the term that this writer holds."""
+        """Return the term that this writer holds. It grows when the writer heals."""
         return self._term
+
+    @property
+    def state(self) -> WriterState:
+        """Return whether this writer is writing, healing, fenced or closed."""
+        return self._healing.state
+
+    def states(self) -> AsyncGenerator[WriterState, None]:
+        """Yield the state now, and each later state; ends behind a final one.
+
+        A state that lasts only until the consumer comes back is passed over.
+        """
+        return self._healing.states()
+
+    @property
+    def is_failure_known(self) -> bool:
+        """Return whether a call or a future has raised the failure, or that of adds that were given up."""
+        if self._failure is None and self._loss is not None:
+            return self._loss.is_known
+        return super().is_failure_known
 
     @property
     def first_entry(self) -> int:
@@ -99,11 +145,15 @@ class UnboundedLedgerWriter(LedgerWriter):
         if self._bulk_lock.locked() and self._queued:
             async with self._bulk_lock:  # Entries added before this call wait behind the bulk.
                 pass
-        if not self.is_closed:
-            self._replicator.flush()  # Entries that are not sent yet lie before the new fragment too.
-            await asyncio.shield(self._changes.roll())
-        self._check_writes()
-        return self._changes.fragment.first_entry
+        while True:
+            await self._healing.until_open()
+            changes = self._changes
+            if not self.is_closed:
+                self._replicator.flush()  # Entries that are not sent yet lie before the new fragment too.
+                await asyncio.shield(changes.roll())
+            self._check_writes()
+            if changes is self._changes and not self._healing.is_healing:
+                return changes.fragment.first_entry
 
     def _check_writes(self) -> None:
         if self._failure is not None:
@@ -124,16 +174,23 @@ class UnboundedLedgerWriter(LedgerWriter):
         self._check_writes()
         if not isinstance(before_entry, int) or isinstance(before_entry, bool) or before_entry < 0:
             raise InvalidArgumentError(f"{before_entry!r} is no entry id", ledger_id=self.ledger_id)
-        assert isinstance(self._held, VersionedFragments)
-        await self._held.trim(before_entry, term=self._term)
-        if (found := self._held.current).term != self._term:
-            error = fenced_by_metadata(found)
-            self._fail(error)
-            raise error
-        return self.first_entry
+        while True:
+            await self._healing.until_open()
+            self._check_writes()
+            held, term = self._held, self._term
+            assert isinstance(held, VersionedFragments)
+            await held.trim(before_entry, term=term)
+            if held.current.term == term:
+                return held.current.first_entry
+            if held is self._held and not self._healing.is_healing:
+                error = fenced_by_metadata(held.current)
+                self._fail(error)
+                raise error
 
     async def close(self, *, at_ack_quorum: bool = False, seal: bool = False) -> LedgerMetadata:
         """Flush, and leave the ledger to the next takeover; calling it again does nothing.
+
+        A writer that heals has `append_timeout_s` to close.
 
         Args:
             at_ack_quorum: no effect, since an unbounded ledger has no guaranteed write quorum.
@@ -144,6 +201,7 @@ class UnboundedLedgerWriter(LedgerWriter):
             BookKeeperError: the first failure of an add.
             LedgerFencedError: another client took the ledger over.
             LedgerClosedError: `seal` is set, and this writer has left the ledger before.
+            OperationTimeoutError: adds have failed, as for `flush`; or bookies were away for too long.
         """
         if self._is_left and seal:
             raise LedgerClosedError(
@@ -179,12 +237,126 @@ class UnboundedLedgerWriter(LedgerWriter):
             self._roll_at = length + self._fragment_bytes // _ROLL_RETRY_SHARE
             self._changes.roll()
 
+    async def flush(self) -> None:
+        """Wait until every entry added so far is acknowledged.
+
+        Raises:
+            BookKeeperError: the failure that ended the writer.
+            OperationTimeoutError: adds have failed after `append_timeout_s` since the last call that raised
+                this. Later adds go on.
+        """
+        await super().flush()
+        loss, self._loss = self._loss, None
+        if loss is not None:
+            raise loss.to_raise()
+
+    async def abort(self) -> None:
+        """End at once: outstanding futures fail as *unknown*, and the ledger is left to the next takeover."""
+        await super().abort()
+        await self._healing.stop()
+
+    async def _settle(self, at_ack_quorum: bool) -> None:
+        while True:
+            await self._healing.until_healed()
+            await super()._settle(at_ack_quorum)
+            if not self._healing.is_healing:
+                return
+
+    def _release(self) -> None:
+        super()._release()
+        self._healing.stop_watching()
+        self._healing.cancel()
+
+    # --- healing ---
+
+    def _fail(self, error: BookKeeperError) -> None:
+        if self._failure is not None:
+            return
+        if self._is_closing or self._intake.is_holding or is_final(error):
+            super()._fail(error)
+        else:
+            logger.warning("ledger=%d term %d has failed, healing: %s", self.ledger_id, self._term, error)
+            self._hold_back()
+
+    def _hold_back(self) -> None:
+        changes, self._is_direct = self._changes, False
+        self._intake.hold_back()
+        for part in self._parts:
+            part.stop()
+        self._healing.begin(lambda: self._open_again(changes), self._go_on)
+
+    async def _open_again(self, changes: EnsembleChangeTask[Token]) -> OpenedTerm:
+        """Take the ledger over from this writer itself, as often as it takes."""
+        await changes.cancel()
+        return await self._healing.try_until_open(
+            lambda: take_over_again(self._context, self.ledger_id, self._digest, self._own_terms)
+        )
+
+    def _go_on(self, opened: OpenedTerm) -> None:
+        """Complete the entries that the former term holds, and send the others under the new one."""
+        metadata, opening = opened.held.current, opened.opening
+        self._attach(
+            metadata,
+            opened.held.version,
+            term=metadata.term,
+            last_entry=opening.last_entry,
+            length=opening.length,
+        )
+        known = self._intake.go_on(self._window, opening.last_entry)
+        logger.info(
+            "ledger=%d goes on under term %d behind entry %d: %d of the outstanding entries are there",
+            self.ledger_id, metadata.term, opening.last_entry, len(known),
+        )  # fmt: skip
+        for entry_id, future in known:
+            if future is not None and not future.done():
+                future.set_result(entry_id)
+        self._replicator.seat(metadata.last_fragment.bookies, opened.connections)
+        self._context.finish_later(asyncio.create_task(self._replicator.lock()))
+        self._replicator.schedule_flush()
+        self._is_direct = not self._bulk_lock.locked()
+        self._waiters.reached(self._intake.last_settled)
+        self._room.set()
+
+    # --- the owner of the healing (`HealingOwner`) ---
+
+    @property
+    def _has_ended(self) -> bool:
+        return self._is_closing
+
+    @property
+    def _first_failure(self) -> BookKeeperError | None:
+        return self._failure
+
+    def _counts(self) -> tuple[int, int]:
+        return self._intake.last_taken, self._intake.last_settled
+
+    def _give_up(self, error: OperationTimeoutError) -> None:
+        if not self._intake.is_holding:
+            # Only the end of their term keeps entries that are on their way from coming later.
+            self._hold_back()
+        self._loss = Failure(as_unknown(error))
+        self._loss.fail(self._intake.give_up(self._loss.error))
+        self._waiters.reached(self._intake.last_settled)
+        self._room.set()
+
+
+class OpenedTerm(NamedTuple):
+    """A term that has been opened, with the metadata as written."""
+
+    held: VersionedFragments
+    opening: TermOpening
+    connections: Connections
+
 
 logger = logging.getLogger(__name__)
 
 
 async def take_ledger_over(
-    context: ClientContext, ledger_id: int, password: bytes, fragment_bytes: int
+    context: ClientContext,
+    ledger_id: int,
+    password: bytes,
+    fragment_bytes: int,
+    append_timeout_s: float | None = APPEND_TIMEOUT_S,
 ) -> UnboundedLedgerWriter:
     """Take a ledger over, and open it for writing; see `UnboundedLedgerOperations.open_unbounded_ledger`."""
     metadata, version = await context.ledgers.read(ledger_id)
@@ -194,31 +366,68 @@ async def take_ledger_over(
             ledger_id=ledger_id,
         )
     digest = await context.unlock(metadata, password)
-    held = VersionedFragments(context, metadata, version)
     if metadata.is_closed:
         raise sealed(metadata)
-    # Before anything is fenced: a takeover that cannot be completed must not end a healthy writer.
-    await check_reach(context, metadata, digest)
-    found = await context.finder.find(ledger_id, Sizes.of(metadata))
-    if not await held.update(take_over):
-        raise sealed(held.current)
-    known = held.current
-    logger.info("ledger=%d taken over under term %d", ledger_id, known.term)
-    opening, connections = await _find_end(context, held, digest, found)
-    if not (await held.update(opening.apply) or opening.is_met_by(held.current)):
-        raise fenced_by_metadata(held.current)
+    held, opening, connections = await open_term(
+        context, VersionedFragments(context, metadata, version), digest, None
+    )
     writer = UnboundedLedgerWriter(
         context,
         held.current,
         held.version,
         digest,
         WriteOptions(),
-        term=known.term,
+        term=held.current.term,
         last_entry=opening.last_entry,
         length=opening.length,
         fragment_bytes=fragment_bytes,
+        append_timeout_s=append_timeout_s,
     )
     return await start_writer(context, writer, connections)
+
+
+async def open_term(
+    context: ClientContext, held: VersionedFragments, digest: Digest, own: OwnTerms | None
+) -> OpenedTerm:
+    """Take a ledger over: fence, find its end, and open the next term behind it.
+
+    Args:
+        own: the terms of a writer that takes its own ledger over; only from one of these, and the new one is
+            noted there.
+
+    Raises:
+        LedgerFencedError: another client has taken the ledger over. Otherwise as `open_unbounded_ledger`.
+    """
+    # Before anything is fenced: a takeover that cannot be completed must not end a healthy writer.
+    await check_reach(context, held.current, digest)
+    found = await context.finder.find(held.current.ledger_id, Sizes.of(held.current))
+    if not await held.update(take_over if own is None else own.take_over):
+        raise sealed(held.current) if held.current.is_closed else fenced_by_metadata(held.current)
+    known = held.current
+    if own is not None:
+        own.took(known.term)
+    logger.info("ledger=%d taken over under term %d", known.ledger_id, known.term)
+    opening, connections = await _find_end(context, held, digest, found)
+    if not (await held.update(opening.apply) or opening.is_met_by(held.current)):
+        raise fenced_by_metadata(held.current)
+    return OpenedTerm(held, opening, connections)
+
+
+async def take_over_again(
+    context: ClientContext, ledger_id: int, digest: Digest, own: OwnTerms
+) -> OpenedTerm:
+    """Take a ledger over for the writer that has it.
+
+    Raises:
+        LedgerFencedError: another client has taken the ledger over. LedgerClosedError: it has been sealed.
+        NoSuchLedgerError: it has been deleted. Otherwise as `open_unbounded_ledger`.
+    """
+    metadata, version = await context.ledgers.read(ledger_id, sync=True)
+    if not own.hold(metadata):
+        raise sealed(metadata) if metadata.is_closed else fenced_by_metadata(metadata)
+    # An outcome that stays unknown would leave open whether the ledger's term is this writer's.
+    held = VersionedFragments(context, metadata, version, patience_s=math.inf)
+    return await open_term(context, held, digest, own)
 
 
 async def _find_end(

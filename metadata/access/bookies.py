@@ -1,16 +1,18 @@
 """The records of bookies, and of the cluster they belong to, in the metadata store.
 
-Five records, each a JSON object under a key of `metadata.ids`:
+Six records, each a JSON object under a key of `metadata.ids`:
 
 - `cluster`: the instance id, drawn once when the cluster is made. A store without it holds no cluster;
 - `bookies/available/ID` (ephemeral): the addresses of a running bookie, and whether it takes adds;
 - `bookies/cookies/ID` (durable): the identity that its data directories must match (rule 6);
+- `bookies/retired/ID` (durable): the bookie is gone for good, and is in no list any more;
 - `bookies/ages/ID` (durable): a number that the bookie raises by compare-and-set, and keeps on its disks;
 - `set_backs` (durable): the times at which a bookie found that this store was set back to an older copy.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 from dataclasses import asdict, dataclass, field
@@ -28,6 +30,7 @@ from metadata.ids import (
     KEY_AVAILABLE,
     KEY_CLUSTER,
     KEY_COOKIES,
+    KEY_RETIRED,
     KEY_SET_BACKS,
     MALFORMED,
     check_bookie_id,
@@ -270,8 +273,20 @@ async def ensure_cluster(store: MetadataStore, *, draw_id: Callable[[], str], no
 
 
 async def registered_bookies(store: MetadataStore) -> list[str]:
-    """Return the ids of all bookies that have a cookie, running or not, sorted."""
-    return await store.children(KEY_COOKIES)
+    """Return the ids of all bookies that have a cookie, running or not, sorted. Retired ones are left out."""
+    retired = set(await store.children(KEY_RETIRED))
+    return [name for name in await store.children(KEY_COOKIES) if name not in retired]
+
+
+async def retire(store: MetadataStore, bookie_id: str) -> None:
+    """Leave a bookie that is gone for good out of every list. Its caller checked that no ledger names it.
+
+    Its cookie stays. So its id is never used again: a new bookie under it would have lost its fences, and a
+    writer that was cut off for long could have an entry acknowledged there (rule 6). The bookie itself may
+    come back on its own directory.
+    """
+    with contextlib.suppress(KeyExistsError):
+        await store.create(f"{KEY_RETIRED}/{check_bookie_id(bookie_id)}", b"{}")
 
 
 async def available_bookies(store: MetadataStore) -> dict[str, BookieRecord]:

@@ -20,7 +20,7 @@ The head keeps dropped rows until their ledgers are deleted, so that a crash in 
 The stored form is a JSON object:
 
     {"format": 1, "log": "orders", "created_ms": 1790000000000, "begins_at": [7, 0], "is_deleted": false,
-     "custom": {"app": "ZGVtbw=="}, "transactions": [["query", 12]],
+     "custom": {"app": "ZGVtbw=="}, "transactions": [["query", 12, "4096:9f2c"]],
      "pages": [["0000000000000000007-5f2…", 7, 300]], "rows": [[901, 901, 1790000000000]],
      "dropped": {"pages": [], "rows": []}}
 """
@@ -43,7 +43,7 @@ from metadata.model.paged_list import PagedRows, PageRef, Row, parse_rows
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 TRANSACTIONS_MAX = 100
 """The number of queries whose last batch a log keeps; the query that recorded least recently is evicted."""
 
@@ -102,6 +102,15 @@ class LogRow(NamedTuple):
     """
 
 
+class Transaction(NamedTuple):
+    """One batch of a query, as a log records it together with the batch's ledgers."""
+
+    query_id: str
+    batch_id: int
+    content: str = ""
+    """Identifies the batch's records; empty where the batch is known by its number alone."""
+
+
 class Dropped(NamedTuple):
     """Rows that are no longer listed, whose ledgers have yet to be deleted."""
 
@@ -122,7 +131,7 @@ class LogHead:
     rows: PagedRows = field(default_factory=PagedRows)
     begins_at: Position = _BEGINNING
     custom: Mapping[str, bytes] = field(default_factory=lambda: MappingProxyType({}))
-    transactions: tuple[tuple[str, int], ...] = ()
+    transactions: tuple[Transaction, ...] = ()
     dropped: Dropped = _NOTHING
     is_deleted: bool = False
 
@@ -209,14 +218,14 @@ class LogHead:
         """Remove the record of these dropped rows; None where the head has another record by now."""
         return replace(self, dropped=_NOTHING) if dropped == self.dropped and self.has_dropped else None
 
-    def last_batch(self, query_id: str) -> int | None:
-        """Return the highest batch that a query has recorded; None for none."""
-        return dict(self.transactions).get(query_id)
+    def last_transaction(self, query_id: str) -> Transaction | None:
+        """Return the last batch that a query has recorded; None for none."""
+        return next((each for each in self.transactions if each.query_id == query_id), None)
 
-    def record(self, query_id: str, batch_id: int) -> LogHead:
+    def record(self, transaction: Transaction) -> LogHead:
         """Record a query's batch; beyond `TRANSACTIONS_MAX` queries the least recent one is evicted."""
-        others = [each for each in self.transactions if each[0] != query_id]
-        return replace(self, transactions=(*others, (query_id, batch_id))[-TRANSACTIONS_MAX:])
+        others = [each for each in self.transactions if each.query_id != transaction.query_id]
+        return replace(self, transactions=(*others, transaction)[-TRANSACTIONS_MAX:])
 
     def with_custom(self, custom: Mapping[str, bytes]) -> LogHead:
         """Set custom metadata; keys that are not given stay.
@@ -283,7 +292,10 @@ def _parse(document: dict[str, Any]) -> LogHead:
         custom=MappingProxyType(
             {str(key): base64.b64decode(value, validate=True) for key, value in document["custom"].items()}
         ),
-        transactions=tuple((str(query), int(batch)) for query, batch in document["transactions"]),
+        transactions=tuple(
+            Transaction(str(query), int(batch), str(content))
+            for query, batch, content in document["transactions"]
+        ),
         dropped=Dropped(
             tuple(PageRef(str(name), int(first), int(rows)) for name, first, rows in dropped["pages"]),
             parse_rows(dropped["rows"]),

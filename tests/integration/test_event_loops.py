@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import client_aio
-from client_aio import BookKeeperError, InvalidArgumentError
+from client_aio import InvalidArgumentError
 from tests.support.cluster import Cluster
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from pathlib import Path
+
+    from metadata.model.ledger import LedgerMetadata
+    from metadata.store import Version
 
 LASTS_S = 60
 
@@ -44,18 +47,47 @@ async def test_a_ledger_goes_on_after_all_tasks_were_cancelled(tmp_path: Path) -
         await asyncio.sleep(0)
         await cancel_all_but({*kept, tailing})
         async with asyncio.timeout(LASTS_S):
-            try:
-                await adding
-            except BookKeeperError:
-                # The change of the ensemble was cancelled half-way, which ends the writer: the ledger may
-                # still lie on the bookies that were killed.
-                for name in killed:
-                    await cluster[name].start()
-            with contextlib.suppress(BookKeeperError):
-                await writer.close()
+            assert await adding == 1
+            await writer.close()
             async with client.open_ledger(writer.ledger_id, recover=True) as again:
                 assert again.is_closed
             assert await tailing >= 1
+            await client.close()
+
+
+@pytest.mark.parametrize("guaranteed", [False, True])
+@pytest.mark.parametrize("has_happened", [False, True])
+async def test_an_ensemble_change_that_is_cancelled_at_its_compare_and_set_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_happened: bool, guaranteed: bool
+) -> None:
+    async with Cluster(tmp_path, bookies=4) as cluster:
+        kept = asyncio.all_tasks()
+        client = await client_aio.connect(cluster.uri)
+        writer = await client.create_ledger(ack_quorum=3, guaranteed_write_quorum=guaranteed)
+        await writer.add_entry(b"0")
+        ledgers = client._context.ledgers
+        write, reached = ledgers.compare_and_set, asyncio.Event()
+
+        async def cut_off(metadata: LedgerMetadata, version: Version, *, token: str | None = None) -> Version:
+            if not reached.is_set():
+                if has_happened:
+                    await write(metadata, version, token=token)
+                reached.set()
+                await asyncio.Event().wait()
+            return await write(metadata, version, token=token)
+
+        monkeypatch.setattr(ledgers, "compare_and_set", cut_off)
+        lost = writer.metadata.last_fragment.bookies[0]
+        async with asyncio.timeout(LASTS_S):
+            await cluster[lost].kill()
+            adding = writer.add_entry(b"1")
+            await reached.wait()
+            await cancel_all_but(kept)
+            assert await adding == 1
+            assert lost not in writer.metadata.last_fragment.bookies
+            await writer.close()
+            reader = await client.open_ledger(writer.ledger_id)
+            assert [entry.data async for entry in reader.read(0, 1)] == [b"0", b"1"]
             await client.close()
 
 

@@ -20,6 +20,7 @@ from client_aio import (
     NoSuchLedgerError,
     NoSuchLogError,
     Position,
+    StaleTransactionError,
     WriterAbortedError,
 )
 from client_aio.log.roller import RETRY_S
@@ -413,7 +414,9 @@ async def test_closed_ledgers_are_added_in_one_step_once_per_transaction(client:
     assert await contents(client) == [b"3", b"1", b"2"]
     again = await client.add_to_log("a", [three, one, two], transaction=("q", 4))
     assert again.repeated
-    assert (await client.add_to_log("a", [], transaction=("q", 3))).repeated
+    for batch, content, said in ((3, "", "has recorded batch 4"), (4, "x", "other records")):
+        with pytest.raises(StaleTransactionError, match=said):
+            await client.add_to_log("a", [], transaction=("q", batch), content=content)
     metadata = await client.log_metadata("a")
     assert metadata.rows == added.rows
     assert (metadata.transactions, metadata.custom) == ({"q": 4}, {"k": b"v"})

@@ -336,6 +336,29 @@ async def test_waits_for_the_last_copies_end_at_a_deadline(cluster: Cluster) -> 
         assert len(await entries(client, ledger.ledger_id)) == 32
 
 
+async def test_a_log_closes_at_the_ack_quorum_the_ledger_that_it_rolled_from_too(cluster: Cluster) -> None:
+    async with client_aio.connect(cluster.uri, add_quorum_timeout_s=60) as client:
+        log = await client.open_log("a", roll_entries=8, guaranteed_write_quorum=True)
+        await log.append(b"0")
+        listed = await client.log_metadata("a")
+        async with asyncio.timeout(WAIT_S):
+            while len(listed.rows) < 2:  # The next ledger is listed ahead, while all bookies are there.
+                await client._context.pool.directory.wait_for_change(0.05)
+                listed = await client.log_metadata("a")
+            await cluster["b3"].kill()
+            for number in range(1, 10):
+                await log.append(b"%d" % number)
+            assert log.rolls == 1
+            waiting = asyncio.create_task(log.close())
+            await asyncio.wait([waiting], timeout=0.1)
+            await log.close(at_ack_quorum=True)
+            await waiting
+        ledgers = [await client.ledger_metadata(row.ledger_id) for row in listed.rows]
+        assert [each.state.name for each in ledgers] == ["CLOSED", "CLOSED"]
+        assert all(each.below_write_quorum_from is not None for each in ledgers)
+        assert [bytes(each.data) async for each in client.read_log("a")] == [b"%d" % n for n in range(10)]
+
+
 async def test_nothing_is_recorded_where_every_copy_was_made(cluster: Cluster) -> None:
     async with client_aio.connect(cluster.uri) as client:
         ledger = await client.create_ledger(guaranteed_write_quorum=True)

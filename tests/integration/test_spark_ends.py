@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,7 +13,6 @@ from pyspark.sql.types import StructType
 import client_aio
 from client_aio.spark.catalog import Catalog
 from client_aio.spark.options import parse_read
-from client_aio.spark.scan_plan import Bounds
 from client_aio.spark.stream import LedgerStreamReader
 from metadata.errors import BookieUnavailableError
 from tests.support.links import Links, roll_behind
@@ -35,7 +35,7 @@ async def test_a_complete_ledger_that_is_not_closed_is_planned_to_its_end_though
         gate = await roll_behind(links, log, b"2")
         await cluster.heard(writing, await log.append(b"3"))
         catalog = Catalog(reading, parse_read({"metadata": cluster.uri, "log": "a"}))
-        found = await catalog.stretches(Bounds())
+        found = await catalog.stretches()
         assert [(one.stretch.last, one.stretch.is_complete) for one in found] == [(1, True), (0, False)]
         gate.opened.set()
 
@@ -48,12 +48,12 @@ async def test_a_batch_read_fails_where_nobody_can_tell_the_end_and_a_stream_wai
         writing.open_log("a") as log,
     ):
         await cluster.heard(writing, await log.append(b"1"))
-        options = parse_read({"metadata": cluster.uri, "log": "a"})
+        options = parse_read({"metadata": cluster.uri, "log": "a", "outageTimeout": "1"})
         for name in list(cluster.bookies)[:2]:
             links["reader", name].black_hole()
         with pytest.raises(BookieUnavailableError):
-            await Catalog(reading, options).stretches(Bounds())
-        (found,) = await Catalog(reading, options, is_stream=True).stretches(Bounds())
+            await Catalog(reading, options).stretches()
+        (found,) = await Catalog(reading, options, is_stream=True).stretches()
         assert not found.stretch.is_complete
 
 
@@ -63,9 +63,8 @@ async def test_a_stream_of_what_there_is_now_fails_where_nobody_can_tell_it(clus
         await cluster.heard(client, await log.append(b"1"))
         for name in list(cluster.bookies)[:2]:
             await cluster[name].kill()
-        stream = await asyncio.to_thread(
-            LedgerStreamReader, parse_read({"metadata": cluster.uri, "log": "a"}), StructType()
-        )
+        options = parse_read({"metadata": cluster.uri, "log": "a", "outageTimeout": "1"})
+        stream = await asyncio.to_thread(LedgerStreamReader, options, StructType())
         start = await asyncio.to_thread(stream.initialOffset)
         assert await asyncio.to_thread(stream.latestOffset, start, ReadAllAvailable())
         with pytest.raises(BookieUnavailableError):
@@ -75,3 +74,52 @@ async def test_a_stream_of_what_there_is_now_fails_where_nobody_can_tell_it(clus
         await asyncio.to_thread(stream.stop)
         for name in list(cluster.bookies)[:2]:
             await cluster[name].start()
+
+
+async def test_readers_wait_for_bookies_that_are_away(cluster: Cluster) -> None:
+    """Plans, offsets and tasks alike: an outage that ends in time ends no query."""
+    async with client_aio.connect(cluster.uri) as client, client.open_log("a") as log:
+        await cluster.heard(client, await log.append(b"1"))
+        stream = await asyncio.to_thread(
+            LedgerStreamReader,
+            parse_read({"metadata": cluster.uri, "log": "a", "columns": "value"}),
+            StructType().add("value", "binary"),
+        )
+
+        def rows() -> list[bytes]:
+            start = stream.initialOffset()
+            stream.prepareForTriggerAvailableNow()
+            end = stream.latestOffset(start, ReadAllAvailable())
+            (part,) = stream.partitions(start, end)
+            killed = asyncio.run_coroutine_threadsafe(kill_all(), loop)
+            killed.result(30)
+            starting = asyncio.run_coroutine_threadsafe(start_later(), loop)
+            found = [value for batch in stream.read(part) for value in batch.column("value").to_pylist()]
+            starting.result(30)
+            return found
+
+        async def kill_all() -> None:
+            await asyncio.gather(*(bookie.kill() for bookie in cluster.bookies.values()))
+
+        async def start_later() -> None:
+            is_waiting.clear()
+            await asyncio.wait_for(is_waiting.wait(), 30)
+            await asyncio.gather(*(bookie.start() for bookie in cluster.bookies.values()))
+
+        loop, is_waiting = asyncio.get_running_loop(), asyncio.Event()
+
+        class Heard(logging.Handler):
+            def emit(self, record: logging.LogRecord) -> None:
+                if "waiting for servers" in record.getMessage():
+                    loop.call_soon_threadsafe(is_waiting.set)
+
+        handler = Heard()
+        logging.getLogger("client_aio.spark").addHandler(handler)
+        try:
+            await kill_all()
+            planning = asyncio.create_task(asyncio.to_thread(rows))
+            await start_later()
+            assert await asyncio.wait_for(planning, 60) == [b"1"]
+        finally:
+            logging.getLogger("client_aio.spark").removeHandler(handler)
+            await asyncio.to_thread(stream.stop)

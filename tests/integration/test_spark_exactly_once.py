@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import threading
 import time
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -210,12 +212,34 @@ def test_micro_batches_are_in_the_log_once_though_replayed(
     assert Counter(bookies.records("stream-out")) == Counter(records[:250])
     bookies.append("stream-in", records[250:], roll_entries=80)
     # The driver dies after the log's compare-and-set and before Spark notes the commit: Spark replays.
-    newest = max((tmp_path / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
-    newest.unlink()
-    (newest.parent / f".{newest.name}.crc").unlink(missing_ok=True)
+    forget_newest(tmp_path / "commits")
     run_batches(spark, bookies, tmp_path, "stream-in", "stream-out")
     assert Counter(bookies.records("stream-out")) == Counter(records)
     assert bookies.leftovers("stream-out") == set(), "what was replayed or failed is deleted"
+
+
+def forget_newest(folder: Path) -> None:
+    newest = max(folder.glob("[0-9]*"), key=lambda path: int(path.name))
+    newest.unlink()
+    (newest.parent / f".{newest.name}.crc").unlink(missing_ok=True)
+
+
+def test_other_rows_under_the_number_of_a_recorded_batch_are_not_dropped(
+    spark: SparkSession, bookies: Bookies, tmp_path: Path
+) -> None:
+    """A checkpoint copied before the batch plans it anew, with the rows that have come meanwhile."""
+    bookies.append("planned-in", [b"1"])
+    run_batches(spark, bookies, tmp_path, "planned-in", "planned-out")
+    shutil.copytree(tmp_path, tmp_path.with_suffix(".copy"))
+    bookies.append("planned-in", [b"2"])
+    run_batches(spark, bookies, tmp_path, "planned-in", "planned-out")
+    bookies.append("planned-in", [b"3"])
+    with pytest.raises(PySparkException, match=r"other records under .* checkpoint is older than the log"):
+        run_batches(spark, bookies, tmp_path.with_suffix(".copy"), "planned-in", "planned-out")
+    assert Counter(bookies.records("planned-out")) == Counter([b"1", b"2"]), "refused, and not half written"
+    assert bookies.leftovers("planned-out") == set()
+    run_batches(spark, bookies, tmp_path, "planned-in", "planned-out")
+    assert Counter(bookies.records("planned-out")) == Counter([b"1", b"2", b"3"]), "the newest one goes on"
 
 
 def test_a_stream_of_columns_comes_back_typed(spark: SparkSession, bookies: Bookies, tmp_path: Path) -> None:
@@ -301,7 +325,13 @@ def test_an_older_batch_than_the_recorded_one_is_refused_and_not_dropped(bookies
     kept = leave(bookies, third)
     assert bookies.run(commits.commit(third, [kept], replace=False))
     old = leave(bookies, first)
-    with pytest.raises(commits.StaleCheckpointError, match=r"batch 1 of query q was not written: .* batch 3"):
+    with pytest.raises(commits.StaleCheckpointError, match=r"batch 1 of query 'q' is not added: .* batch 3"):
         bookies.run(commits.commit(first, [old], replace=False, floor=0))
     assert bookies.ledgers_of("set-back") == ({kept}, set()), "the refused batch leaves nothing"
     assert not bookies.run(commits.commit(third, [leave(bookies, third)], replace=False))
+    other = replace(third, content="1:00")
+    with pytest.raises(commits.StaleCheckpointError, match="other records under that number"):
+        bookies.run(commits.commit(other, [leave(bookies, third)], replace=False))
+    dropped = replace(other, options=replace(other.options, if_replayed="drop"))
+    assert not bookies.run(commits.commit(dropped, [leave(bookies, third)], replace=False))
+    assert bookies.ledgers_of("set-back") == ({kept}, set())

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import threading
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,12 +16,14 @@ import client_aio
 from bookie_aio.wire.blocks import HEADER_BYTES, encode_block
 from bookie_aio.wire.messages import Add, AddFlag, Done
 from client_aio.spark import export, import_, stats, sweep_orphans, verify
+from client_aio.spark.jobs import reporting
 from metadata.ids import TERM_FINAL
 from tests.support.cli import Cli
 from tests.support.replicas import flip
 from tests.support.sparksession import Bookies, write
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     from pyspark.sql import SparkSession
@@ -117,6 +123,13 @@ def test_an_export_is_imported_byte_for_byte(spark: SparkSession, bookies: Booki
     rows = spark.read.format("ledger").option("metadata", bookies.uri).option("log", "imported").load()
     assert rows.count() == 510
     assert rows.schema == frame.schema
+    with pytest.raises(client_aio.InvalidArgumentError, match="has the ledgers of this export already"):
+        import_(spark, bookies.uri, folder, log="imported")
+    assert rows.count() == 510
+    again = import_(spark, bookies.uri, folder, log="imported", again=True)
+    assert again.entries == done.entries
+    (summed,) = bookies.run(stats(bookies.uri, log="imported"))
+    assert summed["rows"] == 2 * 510, "though an entry is a batch of rows"
     with pytest.raises(AnalysisException, match="already exists"):
         export(spark, bookies.uri, folder, log="exported")
 
@@ -147,17 +160,63 @@ def test_an_import_of_something_else_adds_nothing(
     with pytest.raises(client_aio.BookKeeperError, match="differs from what the manifest says"):
         import_(spark, bookies.uri, str(tmp_path / "short"), log="refused-import")
     assert bookies.ledgers_of("refused-import")[0] == set()
+    for name, damage in (("short", "{"), ("short", '{"format": 2, "id": "x", "custom": {}}'), ("no", "")):
+        for part in (tmp_path / "short" / "manifest").glob("*.txt") if damage else ():
+            part.write_text(damage)
+            (part.parent / f".{part.name}.crc").unlink(missing_ok=True)
+        with pytest.raises(client_aio.InvalidArgumentError, match=r"is damaged|holds no export") as raised:
+            import_(spark, bookies.uri, str(tmp_path / name), log="refused-import")
+        assert "\n" not in str(raised.value)
     with pytest.raises(client_aio.InvalidArgumentError, match="name a log, or ledgers"):
         export(spark, bookies.uri, str(tmp_path / "neither"))
 
 
 def test_stats_sum_up_a_log(bookies: Bookies, spark: SparkSession) -> None:
-    write(spark.createDataFrame([(1, "x")], "n int, s string"), bookies.uri, log="summed")
+    two = spark.createDataFrame([(1, "x"), (2, "y")], "n int, s string")
+    write(two.coalesce(1), bookies.uri, log="summed")
     (row,) = bookies.run(stats(bookies.uri, log="summed"))
     assert (row["log"], row["encoding"], row["ledgers"], row["open_ledgers"]) == ("summed", "arrow", 1, 0)
     assert row["columns"] == ["n", "s"]
-    assert row["entries"] == 1
+    assert (row["entries"], row["rows"]) == (1, 2)
     assert row["bytes"] == row["bytes_last_day"] > 0
     rows = Cli(bookies.uri).rows("spark", "stats", "--log", "summed")
     assert rows[0]["bytes"] == row["bytes"]
     assert Cli(bookies.uri).rows("spark", "sweep", "--log", "summed") == []
+
+
+def test_stats_and_sweep_need_no_spark(bookies: Bookies) -> None:
+    """As with the wheel alone: pyspark and pyarrow cannot be imported."""
+    bookies.append("without-spark", [b"a"])
+    program = (
+        "import sys; sys.modules.update(pyspark=None, pyarrow=None); import client_aio.cli.main as m;"
+        "sys.argv[0] = 'bookie-aio'; m.main()"
+    )
+    for command, said in (("stats", b"without-spark"), ("sweep", b"nothing to delete")):
+        arguments = ["spark", command, "--log", "without-spark", "--metadata", bookies.uri]
+        done = subprocess.run(
+            [sys.executable, "-c", program, *arguments], capture_output=True, timeout=60, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        assert said in done.stdout + done.stderr
+
+
+def test_a_job_reports_how_far_it_is(spark: SparkSession, bookies: Bookies) -> None:
+    said: list[str] = []
+    heard = threading.Event()
+
+    def say(line: str) -> None:
+        said.append(line)
+        if "tasks of the present stage" in line:
+            heard.set()
+
+    def slow(batches: Iterable[object]) -> Iterable[object]:
+        time.sleep(0.5)
+        return batches
+
+    with reporting(spark, "verify", say, every_s=0.05):
+        for _ in range(20):
+            spark.range(2).repartition(2).mapInArrow(slow, "id long").count()
+            if heard.is_set():
+                break
+    assert heard.is_set()
+    assert all(line.startswith("verify: 0 s, ") or line.startswith("verify: ") for line in said)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from metadata.access.logs import LogStore, log_names, names_ever
 from metadata.errors import InvalidArgumentError, MetadataCorruptError, NoSuchLogError
-from metadata.model.log import TRANSACTIONS_MAX, LogHead, LogRow, Position, check_log_name
+from metadata.model.log import TRANSACTIONS_MAX, LogHead, LogRow, Position, Transaction, check_log_name
 
 if TYPE_CHECKING:
     from metadata.store import MetadataStore
@@ -118,11 +118,11 @@ def test_every_row_is_listed_or_dropped_once(cuts: list[int]) -> None:
 def test_the_last_batch_of_each_query_is_kept_and_of_the_quietest_forgotten() -> None:
     head = LogHead("a")
     for number in range(TRANSACTIONS_MAX):
-        head = head.record(f"q{number}", number)
-    head = head.record("q0", 1000).record("new", 1)
-    assert head.last_batch("q0") == 1000
-    assert head.last_batch("q1") is None
-    assert head.last_batch("q2") == 2
+        head = head.record(Transaction(f"q{number}", number))
+    head = head.record(Transaction("q0", 1000, "rows")).record(Transaction("new", 1))
+    assert head.last_transaction("q0") == Transaction("q0", 1000, "rows")
+    assert head.last_transaction("q1") is None
+    assert head.last_transaction("q2") == Transaction("q2", 2)
     assert len(head.transactions) == TRANSACTIONS_MAX
 
 
@@ -137,13 +137,14 @@ def test_custom_metadata_stay_small_however_they_are_put_together() -> None:
 
 def test_the_stored_form_says_everything_and_damage_is_told() -> None:
     head = LogHead("a", 5).append(rows(3, 9, 12)).truncate(Position(9, 5), ())
-    head = head.with_custom({"k": b"\xff"}).record("q", 7)
+    head = head.with_custom({"k": b"\xff"}).record(Transaction("q", 7, "rows"))
     assert LogHead.from_json(head.to_json()) == head
     assert LogHead.from_json(head.delete().to_json()).is_deleted if not head.has_dropped else True
     for change in (
-        {"format": 2}, {"log": "a/b"}, {"rows": [[1, 2]]}, {"rows": [[-1, 2, 3]]}, {"begins_at": [0]},
+        {"format": 1}, {"log": "a/b"}, {"rows": [[1, 2]]}, {"rows": [[-1, 2, 3]]}, {"begins_at": [0]},
         {"custom": {"k": "*"}}, {"transactions": [["q"]]}, {"dropped": {}}, {"created_ms": None},
-        {"created_ms": float("inf")}, {"transactions": [["q", float("nan")]]},
+        {"created_ms": float("inf")}, {"transactions": [["q", float("nan"), ""]]},
+        {"transactions": [["q", 7]]},
     ):  # fmt: skip
         document = {**json.loads(head.to_json()), **change}
         with pytest.raises(MetadataCorruptError):

@@ -208,6 +208,23 @@ class Draw:
                 amount=self.rng.random(),
             )
 
+    def lose_two_of_three(self) -> None:
+        """Take two of three bookies away for a while, again and again, beside some other faults."""
+        rng = self.rng
+        self.duration, at = 14.0, 1.5
+        while at < self.duration - 2:
+            kind = rng.choice(("kill_bookie", "power_cut", "pause"))
+            for name in rng.sample(self.bookies, 2):
+                self.fault(
+                    kind, name, at=at + rng.choice((0.0, 0.001, 0.05, 0.3)) * rng.random(),
+                    lasts=rng.uniform(0.6, 2.0), amount=rng.random(),
+                )  # fmt: skip
+            at += rng.uniform(2.5, 5.0)
+        for each in ("meta_lossy", "meta_slow", "meta_cut"):
+            self.some(each, self.clients, 2, lasts=(0.2, 1.5))
+        self.some("pause", self.clients, 2)
+        self.some("block_both", self.clients, 2)
+
     def plan(self, **more: Any) -> Plan:
         """Return the plan drawn so far."""
         return Plan(

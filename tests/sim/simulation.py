@@ -284,6 +284,7 @@ class Simulation:
                 SimDisk(self.disks[name], process),
                 rng=rng,
                 now_ms=lambda: self._wall_ms(process),
+                listen=self.loop.create_server,
             )
             self.bookies[name] = bookie
             self.served.add(name)

@@ -299,6 +299,20 @@ class LacHandler:
         return ENTRY_ID_MAX if self._engine.is_deleted(ledger_id) else self._lac(ledger_id)
 
     def _answer_watch(self, peer: Peer, request_id: int, ledger_ids: list[int]) -> None:
+        if not any(map(self._engine.is_deleted, ledger_ids)):
+            self._tell_moved(peer, request_id, ledger_ids)
+            return
+
+        # Rule 3: "deleted" waits for the tombstone, and for the adds that were accepted before it.
+        def durable(error: StorageError | None) -> None:
+            if error is not None:
+                self._responder.answer_storage_error(peer, Op.WATCH, request_id, error)
+            elif peer.is_open:
+                self._tell_moved(peer, request_id, ledger_ids)
+
+        self._responder.after_barrier(peer, durable)
+
+    def _tell_moved(self, peer: Peer, request_id: int, ledger_ids: list[int]) -> None:
         engine = self._engine
         rows = [
             Moved(ledger_id, None if engine.is_deleted(ledger_id) else engine.statement(ledger_id))

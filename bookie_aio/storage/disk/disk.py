@@ -654,8 +654,14 @@ def _open_file(path: str, flags: int) -> int:
 
 
 def _make_directory(path: str) -> None:
-    if not os.path.isdir(path):
-        os.makedirs(path, _DIRECTORY_MODE, exist_ok=True)
+    """Make a directory, and its parents where they are missing. `os.makedirs` leaves parents to the umask."""
+    if os.path.isdir(path):
+        return
+    parent = os.path.dirname(path)
+    if parent != path:
+        _make_directory(parent)
+    with suppress(FileExistsError):  # made meanwhile, by another process
+        os.mkdir(path, _DIRECTORY_MODE)
         os.chmod(path, _DIRECTORY_MODE)
 
 

@@ -413,6 +413,33 @@ async def test_requests_that_wait_are_refused_for_now_while_the_store_is_away(fr
     assert (await client.add(ledger_id, 0, [b"x"])).status is Status.OK
 
 
+async def test_adds_of_other_ledgers_do_not_wait_for_the_id_counter(fresh: Bookies) -> None:
+    class Hanging(MemoryMetadataStore):
+        go_on = asyncio.Event()
+
+        async def ids_drawn(self, name: str, *, least: int = 0) -> int:
+            await self.go_on.wait()
+            return await super().ids_drawn(name, least=least)
+
+    store = Hanging(fresh.tree)
+    store.go_on.set()
+    bookie = await fresh.start(store=store)
+    writer, newcomer = await fresh.connect(bookie), await fresh.connect(bookie)
+    (known,) = await draw(fresh, 1)
+    assert (await writer.add(known, 0, [b"x"])).status is Status.OK
+    store.go_on.clear()
+    (fresh_id,) = await draw(fresh, 1)
+    waiting = [writer.add(fresh_id, number, [b"y"]) for number in range(3)]
+    held_up = [newcomer.add(fresh_id, number, [b"y"]) for number in range(3, 5)]
+    for number in range(1, 4):
+        assert (await writer.add(known, number, [b"x"])).status is Status.OK
+    assert not any(one.done() for one in (*waiting, *held_up))
+    store.go_on.set()
+    answers = await asyncio.gather(*waiting, *held_up)
+    assert {one.status for one in answers} == {Status.OK}
+    assert bookie._backpressure.adds.used == 0
+
+
 async def test_a_thousand_made_up_ids_cost_a_bounded_number_of_readings(fresh: Bookies) -> None:
     bookie = await fresh.start()
     client = await fresh.connect(bookie)

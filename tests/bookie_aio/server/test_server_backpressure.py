@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
 import logging
-from typing import TYPE_CHECKING
+import os
+import resource
+import socket
+import types
+from contextlib import suppress
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
 from bookie_aio.config import Limits
-from bookie_aio.server.backpressure import Budget
+from bookie_aio.server.backpressure import Budget, SlowLane
 from bookie_aio.wire.frames import encode_frame
 from bookie_aio.wire.messages import (
     NO_TERM,
@@ -26,9 +32,12 @@ from bookie_aio.wire.messages import (
     WriteLac,
     encode_request,
 )
+from metadata.access.bookies import split_address
 from tests.support.rawclient import WAIT_S, block, hello, lac_statement
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
     from bookie_aio.server.bookie import Bookie
     from tests.bookie_aio.server.conftest import Bookies
 
@@ -315,7 +324,7 @@ async def test_a_connection_that_always_has_reads_to_go_on_with_leaves_others_th
     await until_steady(bookie, "connections_waiting", 2)
     disk.release()
     await asyncio.wait_for(wanted, WAIT_S)
-    assert sum(one.done() for one in more) < 50
+    assert sum(one.done() for one in more) < 250
     await asyncio.wait_for(asyncio.gather(held, *first, *more), WAIT_S)
     assert figure(bookie, "reads_running") == figure(bookie, "connections_waiting") == 0
 
@@ -343,7 +352,7 @@ class Deaf(asyncio.Transport):
 
 
 async def test_a_connection_with_many_frames_at_once_leaves_others_their_turn(bookies: Bookies) -> None:
-    bookie = await bookies.start(limits=Limits(connection_frames_per_turn=10, slow_lane_turn_s=60))
+    bookie = await bookies.start(limits=Limits(connection_frames_per_turn=10, slow_lane_slice_s=60))
     connection = bookie._accept()
     connection.connection_made(Deaf())
     requests = [hello(), *[Ping()] * 35]
@@ -380,41 +389,227 @@ async def test_frames_in_part_have_one_budget(bookies: Bookies) -> None:
             await stranger.closed.wait()
 
 
-async def test_dear_requests_leave_adds_their_time(bookies: Bookies) -> None:
-    """The clock of this test counts requests: the slow lane has room for two in an iteration."""
-    bookie = await bookies.start(limits=Limits(slow_lane_turn_s=2.0))
-    ticks = iter(range(10**6))
-    bookie._backpressure.slow_lane._clock = lambda: float(next(ticks))
-    crowd, writer = [bookie._accept() for _ in range(3)], bookie._accept()
+class Hand:
+    """An event loop whose time moves only where a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.due: list[tuple[float, int, Callable[[], None]]] = []
+
+    def time(self) -> float:
+        return self.now
+
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        self.call_later(0.0, callback)
+
+    def call_later(self, delay: float, callback: Callable[[], None]) -> None:
+        heapq.heappush(self.due, (self.now + delay, len(self.due), callback))
+
+    def run(self, until: float) -> None:
+        while self.due and self.due[0][0] <= until:
+            at, _, callback = heapq.heappop(self.due)
+            self.now = max(self.now, at)
+            callback()
+        self.now = max(self.now, until)
+
+
+class Busy:
+    """A connection that always has another request, of a cost in seconds."""
+
+    def __init__(
+        self, lane: SlowLane, hand: Hand, cost: float, price: float, *, is_writer: bool = False
+    ) -> None:
+        self.lane, self.hand, self.cost, self.price, self.is_writer = lane, hand, cost, price, is_writer
+        self.handled = 0
+
+    def take_turn(self) -> None:
+        while self.lane.begin(self, self.price, is_writer=self.is_writer):
+            self.hand.now += self.cost
+            self.handled += 1
+            self.lane.end()
+
+    @property
+    def spent(self) -> float:
+        return self.handled * self.cost
+
+
+def lane_of(hand: Hand) -> SlowLane:
+    return SlowLane(0.0005, cast("asyncio.AbstractEventLoop", hand), hand.time, hand.time)
+
+
+def run_with_adds(hand: Hand, lane: SlowLane, seconds: float) -> float:
+    """Let time pass in which an add becomes durable every 10 ms. Return the longest time it was late."""
+    late, at, end = 0.0, hand.now, hand.now + seconds
+    while hand.now < end:
+        at += 0.01
+        hand.run(at)
+        late = max(late, hand.now - at)
+        lane.adds += 1
+    return late
+
+
+@pytest.mark.parametrize(("price", "share"), [(1.0, 0.5), (8.0, 1 / 9)])
+def test_while_adds_are_served_other_requests_get_a_share_of_the_time(price: float, share: float) -> None:
+    hand = Hand()
+    lane = lane_of(hand)
+    crowd = [Busy(lane, hand, 0.0001, price) for _ in range(100)]
+    for one in crowd:
+        one.take_turn()
+    late = run_with_adds(hand, lane, 10.0)
+    assert share * 0.8 <= sum(one.spent for one in crowd) / 10.0 <= share * 1.05
+    assert late <= 0.0005 + 0.0002  # a slice, and a turn that has begun
+
+
+def test_while_no_adds_come_other_requests_get_all_of_the_time() -> None:
+    hand = Hand()
+    lane = lane_of(hand)
+    crowd = [Busy(lane, hand, 0.0001, 8.0) for _ in range(3)]
+    for one in crowd:
+        one.take_turn()
+    hand.run(hand.now + 1.0)
+    before = sum(one.spent for one in crowd)
+    hand.run(hand.now + 1.0)
+    assert sum(one.spent for one in crowd) - before > 0.95
+
+
+def test_turns_are_counted_in_time_and_not_in_requests() -> None:
+    """A connection whose requests take twenty times as long gets a twentieth of them, or one in each turn."""
+    hand = Hand()
+    lane = lane_of(hand)
+    cheap, dear = Busy(lane, hand, 0.00001, 8.0), Busy(lane, hand, 0.0002, 8.0)
+    for one in (cheap, dear):
+        one.take_turn()
+    run_with_adds(hand, lane, 10.0)
+    assert 15 <= cheap.handled / dear.handled <= 25
+
+
+def test_writers_go_first_and_keep_nobody_out() -> None:
+    """The adds of a writer wait behind its own reads."""
+    hand = Hand()
+    lane = lane_of(hand)
+    strangers = [Busy(lane, hand, 0.0001, 1.0) for _ in range(100)]
+    writer = Busy(lane, hand, 0.0001, 1.0, is_writer=True)
+    for one in (*strangers, writer):
+        one.take_turn()
+    run_with_adds(hand, lane, 5.0)
+    of_strangers = sum(one.handled for one in strangers)
+    assert 2.5 <= writer.handled / of_strangers <= 3.5
+
+
+def test_a_connection_that_is_gone_gets_no_turn() -> None:
+    hand = Hand()
+    lane = lane_of(hand)
+    here, gone = Busy(lane, hand, 0.001, 8.0), Busy(lane, hand, 0.001, 8.0)
+    for one in (here, gone):
+        one.take_turn()
+    lane.forget(gone)
+    before = gone.handled
+    run_with_adds(hand, lane, 1.0)
+    assert gone.handled == before
+    assert here.handled > 1
+
+
+def test_the_time_of_work_in_tasks_counts() -> None:
+    hand = Hand()
+    lane = lane_of(hand)
+
+    @types.coroutine
+    def wait() -> Generator[str, str, str]:
+        return (yield "waits")
+
+    async def work() -> str:
+        hand.now += 0.003
+        try:
+            answer = await wait()
+        except ValueError:
+            answer = "thrown"
+        hand.now += 0.004
+        return answer
+
+    for thrown in (None, ValueError("out")):
+        timed = lane.timed(work(), 1.0)
+        began = hand.now
+        assert timed.send(None) == "waits"
+        hand.run(hand.now + 60.0)
+        with pytest.raises(StopIteration) as end:
+            timed.throw(thrown) if thrown else timed.send("sent")
+        assert end.value.value == ("thrown" if thrown else "sent")
+        assert hand.now - began == pytest.approx(60.007)
+        lane.adds += 1
+        busy = Busy(lane, hand, 0.001, 1.0)
+        busy.take_turn()
+        assert not busy.handled  # the 4 ms are a debt
+        run_with_adds(hand, lane, 1.0)
+        assert busy.handled
+        lane.forget(busy)
+
+
+async def test_bursts_of_connections_are_all_served(bookies: Bookies) -> None:
+    bookie = await bookies.start()
+    writer = await bookies.connect(bookie)
+    await writer.add(1, 0, [b"x"])
+    host, port = split_address(bookie.address)
+    for _ in range(3):
+        burst = []
+        for _ in range(200):
+            burst.append(socket.socket())
+            burst[-1].setblocking(False)
+            burst[-1].connect_ex((host, port))
+        client = await bookies.connect(bookie)
+        assert (await client.call(Ping())).status is Status.OK
+        assert figure(bookie, "connections") >= 200
+        for one in burst:
+            one.close()
+        await client.close()
+    assert (await writer.add(1, 1, [b"x"])).status is Status.OK
+    for _ in range(1000):  # there is no event for it
+        if figure(bookie, "connections") == 1:
+            break
+        await asyncio.sleep(0.01)
+    assert figure(bookie, "connections") == 1
+
+
+async def test_a_bookie_without_descriptors_says_so_and_accepts_again_later(
+    bookies: Bookies, caplog: pytest.LogCaptureFixture
+) -> None:
+    bookie = await bookies.start()
+    writer = await bookies.connect(bookie)
+    late, taken = socket.socket(), []
+    late.setblocking(False)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (late.fileno() + 20, hard))
+    try:
+        with suppress(OSError):
+            while True:
+                taken.append(os.open(os.devnull, os.O_RDONLY))
+        late.connect_ex(split_address(bookie.address))
+        for _ in range(1000):  # there is no event for it
+            if caplog.records:
+                break
+            await asyncio.sleep(0.01)
+        assert (await writer.add(1, 0, [b"x"])).status is Status.OK
+    finally:
+        for one in taken:
+            os.close(one)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert [record.getMessage() for record in caplog.records] == ["no connection can be accepted"]
+    assert "Too many open files" in str(vars(caplog.records[0])["bookie_fields"])
+    late.setblocking(True)
     greeting = encode_frame(encode_request(hello(), 0))
-    infos = b"".join(encode_frame(encode_request(Info(), n)) for n in range(1, 11))
-    for connection in (*crowd, writer):
-        connection.connection_made(Deaf())
-        connection.get_buffer(-1)[: len(greeting)] = greeting
-        connection.buffer_updated(len(greeting))
-        await asyncio.sleep(0)
-    for connection in crowd:
-        connection.get_buffer(-1)[: len(infos)] = infos
-        connection.buffer_updated(len(infos))
-    served = []
-    for number in range(5):
-        body = block(1, number, [b"x"])
-        add = encode_frame(encode_request(Add(1, 0, 0), number), len(body)) + body
-        before = count_of(bookie, "info")
-        writer.get_buffer(-1)[: len(add)] = add
-        writer.buffer_updated(len(add))
-        assert count_of(bookie, "add") == number + 1, "an add waits for requests of others"
-        await asyncio.sleep(0)
-        served.append(count_of(bookie, "info") - before)
-    assert max(served) <= 2
-    for connection in (*crowd, writer):
-        connection.connection_lost(None)
+    await asyncio.to_thread(late.sendall, greeting)
+    assert await asyncio.to_thread(late.recv, 4096)
+    late.close()
 
 
-def count_of(bookie: Bookie, name: str) -> int:
-    counters = bookie.info()["counters"]
-    assert isinstance(counters, dict)
-    return int(counters["requests"].get(name, 0))
+async def test_an_add_does_not_wait_for_dear_requests_of_others(bookies: Bookies) -> None:
+    bookie = await bookies.start()
+    crowd, writer = [await bookies.connect(bookie) for _ in range(20)], await bookies.connect(bookie)
+    await writer.add(1, 0, [b"x"])
+    infos = [one.send(Info()) for one in crowd for _ in range(100)]
+    for number in range(1, 4):
+        assert (await writer.add(1, number, [b"x"])).status is Status.OK
+    assert not all(one.done() for one in infos)
+    assert {one.status for one in await asyncio.gather(*infos)} == {Status.OK}
 
 
 async def test_many_that_wait_for_one_ledger_are_woken_once_each(bookies: Bookies) -> None:

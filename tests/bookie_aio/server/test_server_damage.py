@@ -79,7 +79,7 @@ async def test_what_is_damaged_on_the_disk_is_unknown_and_never_a_negative(
 class NoReading:
     """Refuses reads without the word."""
 
-    def authorise(self, peer: object, request: Message, auth: bytes | None) -> str | None:
+    def authorise(self, peer: object, request: Message, auth: bytes | None, answer: object) -> str | None:
         return "say the word" if isinstance(request, Read) and auth != b"please" else None
 
 

@@ -125,6 +125,25 @@ async def test_a_directory_with_other_data_does_not_start(bookies: Bookies, tmp_
     assert (tmp_path / "b1" / "thesis.doc").read_text() == "precious"
 
 
+@pytest.mark.parametrize("bit", [0, 77, 8 * 40 + 5])
+async def test_a_cookie_with_a_flipped_bit_is_written_again(
+    bookies: Bookies, tmp_path: Path, bit: int
+) -> None:
+    await (await bookies.start()).close()
+    path = tmp_path / "b1" / "cookie.json"
+    right = path.read_bytes()
+    flipped = bytearray(right)
+    flipped[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(flipped)
+    await (await bookies.start()).close()
+    assert path.read_bytes() == right
+    flipped[-2] ^= 1
+    path.write_bytes(flipped)
+    with pytest.raises((CorruptRecordError, CookieMismatchError)):
+        await bookies.start()
+    assert path.read_bytes() == flipped
+
+
 async def test_a_damaged_cookie_does_not_start(bookies: Bookies, tmp_path: Path) -> None:
     await (await bookies.start()).close()
     (tmp_path / "b1" / "cookie.json").write_text("{")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
@@ -12,6 +13,7 @@ from bookie_aio.metrics import RequestMetrics
 from bookie_aio.server.responder import Responder
 from bookie_aio.storage.engine import StorageConfig
 from bookie_aio.storage.segment.allocator import SpaceLimits
+from bookie_aio.structured_logging import RepeatedWarnings
 from bookie_aio.wire.frames import FRAME_BYTES_MAX, FrameParser
 from bookie_aio.wire.messages import (
     NO_TERM,
@@ -140,16 +142,22 @@ async def test_a_failed_write_is_the_end_and_acknowledges_nothing(bookies: Booki
 @pytest.mark.parametrize(
     ("is_of_space", "status"), [(True, Status.READ_ONLY), (False, Status.INTERNAL_ERROR)]
 )
-def test_a_lack_of_descriptors_is_not_answered_as_a_lack_of_space(is_of_space: bool, status: Status) -> None:
+async def test_a_lack_of_descriptors_is_not_answered_as_a_lack_of_space(
+    is_of_space: bool, status: Status, caplog: pytest.LogCaptureFixture
+) -> None:
     sent: list[bytes] = []
     peer = SimpleNamespace(peer="p", client="c", send=lambda *frames: sent.extend(map(bytes, frames)))
     error = DiskFullError("opening x: Too many open files")
     error.is_of_space = is_of_space
-    responder = Responder(cast("Engine", None), RequestMetrics())
-    responder.answer_storage_error(cast("Peer", peer), Op.READ, 7, error)
+    warnings = RepeatedWarnings(logging.getLogger("bookie_aio"), asyncio.get_running_loop())
+    responder = Responder(cast("Engine", None), RequestMetrics(), warnings)
+    for _ in range(100):
+        responder.answer_storage_error(cast("Peer", peer), Op.READ, 7, error)
+    assert len(caplog.records) == (0 if is_of_space else 1)  # a line for each reason and minute
+    warnings.close()
     parser = FrameParser(FRAME_BYTES_MAX)
     parser.feed(b"".join(sent))
-    ((header, _),) = parser.frames()
+    header, _ = next(parser.frames())
     message = decode_answer(header)[2]
     assert isinstance(message, Failure)
     assert message.status is status

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from bookie_aio.config import Limits
-from bookie_aio.wire.messages import ALIVE_ID, Op, Ping, Status, Watch, WriteLac
+from bookie_aio.wire.messages import ALIVE_ID, Delete, Op, Ping, Status, Watch, WriteLac
 from bookie_aio.wire.watching import UNWATCH, Moved, encode_asked, parse_moved
 from tests.bookie_aio.server.test_server_long_polls import LONG_MS, write_lac
 from tests.support.rawclient import RawClient, hello, lac_statement
@@ -85,6 +85,29 @@ async def test_a_watch_above_the_limit_is_refused_and_changes_nothing(bookies: B
     assert await moved(watch(client, (2, -1), (1, -1), wait_ms=0)) == []  # no more than before
     await write_lac(client, 1, 0)
     assert await moved(watch(client)) == [Moved(1, lac_statement(1, 0))]
+
+
+async def test_deleted_is_told_when_the_tombstone_and_all_before_it_are_durable(bookies: Bookies) -> None:
+    disk = bookies.disk()
+    bookie = await bookies.start(disk=disk)
+    client, writer = await bookies.connect(bookie), await bookies.connect(bookie)
+    waiting = watch(client, (7, -1))
+    await client.call(Ping())
+    disk.gate.clear()
+    adding, deleting = writer.add(7, 0, [b"accepted before"]), writer.send(Delete(7))
+    assert bookie._engine is not None
+    while not bookie._engine.is_deleted(7):  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    await client.call(Ping())
+    again = watch(client, (7, -1))
+    await client.call(Ping())
+    assert not (waiting.done() and parse_moved(memoryview(waiting.result().body)))
+    assert not again.done()
+    disk.gate.set()
+    assert (await adding).status is Status.OK
+    told = await moved(waiting)
+    assert (told or await moved(again)) == [Moved(7, None)]
+    assert (await deleting).status is Status.OK
 
 
 async def test_rows_that_are_none_close_the_connection(client: RawClient) -> None:

@@ -241,7 +241,7 @@ async def test_two_files_of_one_segment_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("umask", [0, 0o022, 0o277])
 async def test_directories_and_files_are_private_under_any_umask(tmp_path: Path, umask: int) -> None:
-    disk, path = RealDisk(), tmp_path / "b1"
+    disk, path = RealDisk(), tmp_path / "of" / "bookies" / "b1"
     before = os.umask(umask)
     try:
         await disk.make_directory(str(path))
@@ -249,7 +249,8 @@ async def test_directories_and_files_are_private_under_any_umask(tmp_path: Path,
         await write_file(disk, str(path), "file", [b"x"])
     finally:
         os.umask(before)
-    assert path.stat().st_mode & 0o777 == 0o700
+    for made in (path, path.parent, path.parent.parent):
+        assert made.stat().st_mode & 0o777 == 0o700
     assert {one.name: one.stat().st_mode & 0o777 for one in path.iterdir()} == {"lock": 0o600, "file": 0o600}
     path.chmod(0o750)  # the operator's choice
     await disk.make_directory(str(path))

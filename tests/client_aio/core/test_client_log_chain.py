@@ -8,8 +8,6 @@ from hypothesis import strategies as st
 
 from client_aio.core.add_window import AddWindow
 from client_aio.core.log_chain import (
-    AppendAges,
-    Backlog,
     Listing,
     LogCursor,
     RollLimits,
@@ -110,63 +108,12 @@ def test_a_time_is_the_row_before_the_last_that_was_listed_then() -> None:
     assert row_at_time([], 1) is None
 
 
-@given(
-    first=st.integers(0, 5), cut=st.integers(0, 6), held=st.integers(0, 4), last=st.integers(-1, 14)
-)  # fmt: skip
-def test_the_end_of_a_failed_ledger_decides_which_records_are_in_it(
-    first: int, cut: int, held: int, last: int
-) -> None:
-    backlog: Backlog[int] = Backlog()
-    backlog.cut_off(7, first, [(b"%d" % n, n) for n in range(cut)])
-    for n in range(cut, cut + held):
-        backlog.hold(b"%d" % n, n)
-    assert backlog.undecided == (7 if cut else None)
-    known = backlog.ended(last)
-    count = max(0, min(cut, last + 1 - first))
-    assert known == [(Position(7, first + n), n) for n in range(count)]
-    assert backlog.settled == first + count
-    assert backlog.take() == [(b"%d" % n, n) for n in range(count, cut + held)]
-    assert (len(backlog), backlog.bytes_held, backlog.undecided) == (0, 0, None)
-
-
-def test_no_record_is_sent_while_the_end_of_its_former_ledger_is_open() -> None:
-    backlog: Backlog[int] = Backlog()
-    backlog.cut_off(7, 0, [(b"a", 1)])
-    with pytest.raises(AssertionError, match="open"):
-        backlog.take()
-    backlog.hold(b"b", 2)
-    assert backlog.give_up() == [1, 2]
-    assert (backlog.take(), backlog.settled, backlog.bytes_held, backlog.undecided) == ([], 2, 0, None)
-
-
 def test_the_log_is_still_that_of_a_writer_while_the_last_row_is_a_ledger_that_it_made() -> None:
     head = LogHead("a").append(rows(3, 5))
     assert is_still_own(head, {5, 9})
     assert not is_still_own(head, {3})
     assert not is_still_own(head.append(rows(6)), {3, 5})
     assert not is_still_own(LogHead("a"), {3, 5})
-
-
-def test_appends_are_overdue_when_the_oldest_outstanding_one_is_too_old() -> None:
-    ages = AppendAges(10.0)
-    assert not ages.is_overdue(0.0, 0, 0)
-    assert not ages.is_overdue(5.0, 2, 0)
-    assert not ages.is_overdue(14.0, 3, 0)
-    assert ages.is_overdue(15.0, 3, 1)  # the second append is as old as the first
-    assert not ages.is_overdue(15.0, 3, 2)
-    assert ages.is_overdue(24.0, 3, 2)
-    assert not ages.is_overdue(99.0, 3, 3)
-    assert not ages.is_overdue(99.0, 4, 3)
-
-
-def test_time_in_which_our_own_loop_stood_still_makes_no_append_older() -> None:
-    """The look at which this is noticed judges nothing: answers may wait to be read."""
-    ages = AppendAges(10.0)
-    assert not ages.is_overdue(0.0, 2, 0)
-    assert not ages.is_overdue(9.0, 2, 0)
-    assert not ages.is_overdue(41.0, 2, 0, late_s=31.0)
-    assert not ages.is_overdue(40.9, 2, 0)
-    assert ages.is_overdue(41.1, 2, 0)
 
 
 @given(

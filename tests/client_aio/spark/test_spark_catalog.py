@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from client_aio.spark.catalog import Catalog, Listed
 from client_aio.spark.options import parse_read
-from client_aio.spark.scan_plan import Bounds, Stretch
+from client_aio.spark.scan_plan import Stretch
 from metadata.model.ledger import LedgerMetadata
 
 if TYPE_CHECKING:
@@ -42,5 +42,5 @@ async def test_nothing_behind_a_ledger_that_may_still_grow_is_given() -> None:
         4: Stretch("b", 4, 4, 0, 1, 0, is_complete=False),
     }
     listed = [Listed(stretch.log, number, number, 0, 0) for number, stretch in seen.items()]
-    found = await Rolling(seen).stretches(Bounds(), listed)
+    found = await Rolling(seen).stretches(listed)
     assert [one.stretch.row_id for one in found] == [1, 3, 4]

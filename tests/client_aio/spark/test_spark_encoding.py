@@ -6,8 +6,8 @@ import datetime
 import decimal
 import json
 import math
-from itertools import accumulate
-from typing import Any
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Any
 
 import pyarrow
 import pytest
@@ -15,8 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from client_aio.spark.encoding import Format, UndecodableEntryError, decode, make_encoder
+from client_aio.spark.fingerprint import Fingerprint
 from client_aio.spark.json_rows import to_json_value
 from metadata.errors import EntryTooLargeError, InvalidArgumentError
+
+if TYPE_CHECKING:
+    import random
 
 LIMIT = 4 * 1024 * 1024
 UTC = datetime.UTC
@@ -311,3 +315,69 @@ def test_a_string_that_is_no_text_is_refused_when_it_is_written(encoding: str, i
     assert encode(rows_of(b"fine", "\u00fc".encode()))
     with pytest.raises(InvalidArgumentError, match="UTF-8"):
         encode(rows_of(b"fine", b"\xff\xfe"))
+
+
+@given(
+    TYPES.flatmap(lambda kind: st.tuples(st.just(kind[0]), st.lists(st.none() | kind[1], max_size=8))),
+    st.randoms(),
+)
+def test_a_fingerprint_knows_rows_again_in_other_batches_and_in_another_order(
+    given_cells: tuple[pyarrow.DataType, list[Any]], chance: random.Random
+) -> None:
+    kind, cells = given_cells
+
+    def of(array: pyarrow.Array, *bounds: int) -> Fingerprint:
+        print_ = Fingerprint()
+        batch = pyarrow.RecordBatch.from_arrays([array], schema=pyarrow.schema([("v", kind)]))
+        for start, end in pairwise((0, *bounds, len(array))):
+            print_.add(batch.slice(start, end - start))
+        return print_
+
+    whole = of(pyarrow.array(cells, kind))
+    order = chance.sample(range(len(cells)), len(cells))
+    cut = chance.randint(0, len(cells))
+    assert of(pyarrow.array([cells[each] for each in order], kind), cut) == whole
+    more = of(pyarrow.array([*cells, None], kind))
+    assert more != whole
+    merged = of(pyarrow.array([None], kind))
+    merged.merge(whole)
+    assert merged == more
+
+
+PAIR = pyarrow.struct([("a", pyarrow.int64()), ("b", pyarrow.int64())])
+
+
+@pytest.mark.parametrize(
+    ("kind", "one", "other"),
+    [
+        (pyarrow.int64(), [1, 2], [1, 3]),
+        (pyarrow.string(), ["a", "b"], ["ab", ""]),
+        (pyarrow.string(), ["", None], [None, None]),
+        (pyarrow.list_(pyarrow.int64()), [[1, 2], []], [[2, 1], []]),
+        (pyarrow.list_(pyarrow.int64()), [[1], [2]], [[1, 2], []]),
+        (pyarrow.list_(pyarrow.int64()), [[None], []], [[], [None, None]]),
+        (
+            pyarrow.struct([("a", pyarrow.int64()), ("b", pyarrow.int64())]),
+            [{"a": 1, "b": 2}],
+            [{"a": 2, "b": 1}],
+        ),
+        (pyarrow.map_(pyarrow.string(), pyarrow.int64()), [[("a", 1)]], [[("a", 2)]]),
+        (pyarrow.float64(), [0.1 + 0.2], [0.3]),
+    ],
+)
+def test_a_fingerprint_tells_other_rows(kind: pyarrow.DataType, one: list[Any], other: list[Any]) -> None:
+    prints = []
+    for cells in (one, other):
+        print_ = Fingerprint()
+        print_.add(pyarrow.RecordBatch.from_arrays([pyarrow.array(cells, kind)], ["v"]))
+        prints.append(print_)
+    assert prints[0].total != prints[1].total
+
+
+def test_a_fingerprint_takes_times_that_python_does_not_have() -> None:
+    far = pyarrow.array([[10**18]], pyarrow.list_(pyarrow.int64())).cast(
+        pyarrow.list_(pyarrow.timestamp("us"))
+    )
+    print_ = Fingerprint()
+    print_.add(pyarrow.RecordBatch.from_arrays([far], ["v"]))
+    assert print_.rows == 1

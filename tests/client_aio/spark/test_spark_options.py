@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from client_aio.spark import provenance
-from client_aio.spark.options import COMPRESSIONS, ENCODINGS, parse_read, parse_write
+from client_aio.spark.options import COMPRESSIONS, ENCODINGS, Outage, parse_read, parse_write
 from client_aio.spark.provenance import Written
-from metadata.errors import InvalidArgumentError
+from metadata.errors import BookieUnavailableError, InvalidArgumentError
 
 URI = "sqlite:///tmp/metadata.db"
 READ = {"metadata": URI, "log": "orders"}
@@ -42,6 +42,9 @@ def test_names_are_known_whatever_their_case_and_sizes_take_units() -> None:
         ({"metadata": URI}, "one of the options log and ledger is needed; there is neither"),
         ({**READ, "ledger": "1"}, "there is both"),
         ({**READ, "encodnig": "json"}, "'encodnig' is unknown; did you mean encoding\\?"),
+        ({}, "no options, .* CREATE TEMPORARY VIEW"),
+        ({**READ, "option.log": "orders", "provider": "ledger"}, "CREATE TABLE .* is refused: .* VIEW"),
+        ({**READ, "pushFilters": "true"}, "use where\\(\\)"),
         ({**READ, "startingposition_": "x"}, "did you mean startingPosition"),
         ({**READ, "zzz": "1"}, "there is none like it. The options of a read: columns, "),
         ({**READ, "path": "/x"}, "call save\\(\\) and load\\(\\) without a path"),
@@ -121,3 +124,22 @@ def test_columns_that_differ_are_named_and_nulls_and_order_are_no_difference() -
         "column 'c' is not in the log",
         "column 'a' is long, in the log integer",
     ]
+
+
+def test_an_outage_ends_with_an_answer_and_fails_once_it_has_lasted_too_long() -> None:
+    error = BookieUnavailableError("away")
+    said: list[str] = []
+    outage = Outage(10, lambda text, reason: said.append(text % reason))
+    assert outage.pause_s(error, 5.0, asked=1.0) > 0
+    assert outage.pause_s(error, 10.9, asked=9.0) > 0, "one outage since 1.0"
+    outage.ended()
+    assert outage.pause_s(error, 20.0, asked=19.0) > 0, "another one"
+    assert len(said) == 2
+    with pytest.raises(BookieUnavailableError):
+        outage.pause_s(error, 29.0, asked=28.0)
+
+
+def test_an_entry_size_above_the_limit_is_refused_in_the_driver() -> None:
+    assert parse_write({**WRITE, "entryBytes": "4m"}).entry_bytes == 4 << 20
+    with pytest.raises(InvalidArgumentError, match=r"entryBytes is 4,194,305, and the largest entry"):
+        parse_write({**WRITE, "entryBytes": "4194305"})

@@ -35,7 +35,9 @@ READ = {"metadata": "sqlite:///unused.db", "log": "orders"}
 @pytest.fixture(autouse=True)
 def _no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (batch, source, stream):
-        monkeypatch.setattr(module, "written_of", lambda _: Written())
+        monkeypatch.setattr(
+            module, "written_of", lambda options: Written(options.encoding.replace("auto", "binary"))
+        )
 
 
 @pytest.mark.parametrize("kind", ["binary", "json", "arrow"])
@@ -48,7 +50,8 @@ def test_a_row_that_could_not_be_decompressed_again_is_refused_when_it_is_writte
     format_ = Format(kind, "zstd", schema)
     encode = make_encoder(format_, entry_bytes=100, entry_bytes_max=4000, value="v")
     with pytest.raises(
-        EntryTooLargeError, match=r"row 1 of a batch has [5-7],\d+ bytes before compression; .* 3,000"
+        EntryTooLargeError,
+        match=r"row 1 .* [5-7],\d+ bytes before compression, .* 'v', .* 3,000",
     ):
         encode(batch)
     assert len(encode(batch.slice(0, 1))) == 1
@@ -61,18 +64,14 @@ def test_a_row_that_could_not_be_decompressed_again_is_refused_when_it_is_writte
         ("maxEntriesPerTrigger", "1"),
         ("maxBytesPerTrigger", "1k"),
         ("failOnDataLoss", "false"),
-        ("pushFilters", "true"),
     ],
 )
 def test_an_option_that_would_do_nothing_is_refused(name: str, value: str) -> None:
     given = LedgerDataSource({**READ, name.lower(): value})
     value_only = StructType().add("value", "binary")
-    right, wrong = given.streamReader, given.reader
-    if name == "pushFilters":
-        right, wrong = cast("Any", (given.reader, given.streamReader))
     with pytest.raises(InvalidArgumentError, match=f"the option {name} is for "):
-        wrong(value_only)
-    right(value_only)
+        given.reader(value_only)
+    given.streamReader(value_only)
 
 
 def test_columns_that_are_not_those_of_the_schema_given_are_refused() -> None:

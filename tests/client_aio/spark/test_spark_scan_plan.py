@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import datetime
-import operator
-from typing import Any
-
 import numpy
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pyspark.sql.datasource import EqualTo, GreaterThan
-from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from client_aio.spark.batch import LedgerReader, partitions_of
+from client_aio.spark.batch import partitions_of
 from client_aio.spark.catalog import Found
-from client_aio.spark.options import parse_read
 from client_aio.spark.provenance import Written
 from client_aio.spark.scan_plan import (
-    Bounds,
     Limit,
     Offset,
     Place,
@@ -60,79 +52,6 @@ def rows_of(stretches: list[Stretch]) -> list[tuple[int, int]]:
     return [(one.row_id, entry) for one in stretches for entry in range(one.first, one.last + 1)]
 
 
-SIGNS = {
-    "EqualTo": operator.eq,
-    "GreaterThan": operator.gt,
-    "GreaterThanOrEqual": operator.ge,
-    "LessThan": operator.lt,
-    "LessThanOrEqual": operator.le,
-}
-POSITIONS = st.builds(Place, st.integers(0, 16), st.integers(0, 31)).map(lambda place: place.text) | st.text(
-    alphabet="0:1/9", max_size=42
-)
-CONDITIONS = st.lists(
-    st.tuples(st.sampled_from(list(SIGNS)), st.just("entry_id"), st.integers(-2, 33))
-    | st.tuples(st.sampled_from(list(SIGNS)), st.just("ledger_id"), st.integers(-2, 17))
-    | st.tuples(st.sampled_from(list(SIGNS)), st.just("position"), POSITIONS)
-    | st.tuples(st.sampled_from(list(SIGNS)), st.just("timestamp"), st.integers(-1, 6))
-    | st.tuples(st.just("In"), st.just("ledger_id"), st.lists(st.integers(0, 17), max_size=3))
-    | st.tuples(st.just("In"), st.just("log"), st.lists(st.sampled_from(["a", "c"]), max_size=2))
-    | st.tuples(st.just("EqualTo"), st.just("log"), st.sampled_from(["a", "b"])),
-    max_size=4,
-)
-
-
-def holds(condition: tuple[str, str, Any], stretch: Stretch, entry_id: int) -> bool:
-    kind, column, wanted = condition
-    cell = {
-        "log": stretch.log,
-        "ledger_id": stretch.ledger_id,
-        "entry_id": entry_id,
-        "position": Place(stretch.row_id, entry_id).text,
-        "timestamp": stretch.created_ms,
-    }[column]
-    return cell in wanted if kind == "In" else bool(SIGNS[kind](cell, wanted))
-
-
-@given(logs(), CONDITIONS)
-def test_filters_leave_exactly_the_rows_for_which_they_hold(
-    stretches: list[Stretch], conditions: list[tuple[str, str, Any]]
-) -> None:
-    bounds = Bounds()
-    for kind, column, wanted in conditions:
-        value = wanted * 1000 if column == "timestamp" else wanted
-        narrowed = bounds.with_filter(kind, column, value)
-        if narrowed is None:
-            assert (kind, column) in [("GreaterThan", "log")] or column == "ledger_id"
-            return
-        bounds = narrowed
-    expected = [
-        (one.row_id, entry)
-        for one in stretches
-        for entry in range(one.first, one.last + 1)
-        if all(holds(condition, one, entry) for condition in conditions)
-    ]
-    assert rows_of([bounds.cut(one) for one in stretches]) == expected
-
-
-@pytest.mark.parametrize(
-    ("kind", "column", "value"),
-    [
-        ("EqualTo", "value", b"x"),
-        ("EqualTo", "entry_id", "7"),
-        ("EqualTo", "entry_id", True),
-        ("EqualTo", "timestamp", datetime.datetime(2026, 1, 1)),
-        ("IsNull", "entry_id", None),
-        ("IsNotNull", "log", None),
-        ("StringStartsWith", "position", "0"),
-        ("Not", "entry_id", None),
-        ("GreaterThan", "log", "a"),
-    ],
-)
-def test_a_filter_that_is_not_understood_is_left_to_spark(kind: str, column: str, value: Any) -> None:
-    assert Bounds().with_filter(kind, column, value) is None
-
-
 def test_partitions_grow_with_what_is_read_within_bounds() -> None:
     def of(mib: int) -> int:
         return partition_size([Stretch("a", 1, 1, 0, mib * 1024 - 1, 0, entry_bytes=1024.0)]) >> 20
@@ -154,23 +73,6 @@ def test_partitions_hold_each_row_once_in_order_and_cross_no_fragment(
             assert not any(piece.first < border <= piece.last for border in borders[piece.row_id])
         size = sum(piece.entries * piece.entry_bytes for piece in partition)
         assert len(partition) == 1 or size <= partition_bytes
-
-
-@pytest.mark.parametrize(
-    ("kind", "left"),
-    [
-        ("EqualTo", [3]),
-        ("LessThan", [0, 1, 2]),
-        ("LessThanOrEqual", [0, 1, 2, 3]),
-        ("GreaterThan", [4, 5]),
-        ("GreaterThanOrEqual", [3, 4, 5]),
-    ],
-)
-@pytest.mark.parametrize(("column", "value"), [("position", Place(5, 3).text), ("entry_id", 3)])
-def test_the_bound_itself_is_in_or_out(kind: str, left: list[int], column: str, value: Any) -> None:
-    bounds = Bounds().with_filter(kind, column, value)
-    assert bounds is not None
-    assert rows_of([bounds.cut(Stretch("a", 5, 5, 0, 5, 0))]) == [(5, entry) for entry in left]
 
 
 def test_a_large_ledger_is_cut_into_even_parts() -> None:
@@ -243,19 +145,3 @@ def test_ledgers_of_two_logs_whose_rows_have_one_id_are_each_read_as_written() -
     found = [Found(Stretch("a", 7, 7, 0, 9, 0), mine), Found(Stretch("b", 7, 3, 0, 9, 0), other)]
     pieces = [piece for part in partitions_of(found, None) for piece in part.value]
     assert [(piece.stretch.log, piece.written) for piece in pieces] == [("a", mine), ("b", other)]
-
-
-@pytest.mark.parametrize("schema", [None, '{"type":"struct","fields":[]}'])
-def test_filters_on_the_users_own_columns_are_left_to_spark(
-    monkeypatch: pytest.MonkeyPatch, schema: str | None
-) -> None:
-    """Columns of JSON that the user has described, under names that are also ours."""
-    written = Written("json", schema=schema)
-    monkeypatch.setattr("client_aio.spark.batch.written_of", lambda options: written)
-    options = parse_read(
-        {"metadata": "sqlite:///unused.db", "log": "events", "encoding": "json", "pushFilters": "true"}
-    )
-    columns = StructType([StructField("log", StringType()), StructField("entry_id", LongType())])
-    filters = [EqualTo(("log",), "app.log"), GreaterThan(("entry_id",), 5)]
-    left = list(LedgerReader(options, columns).pushFilters(filters))
-    assert left == (filters if schema is None else [])

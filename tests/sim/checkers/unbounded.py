@@ -5,11 +5,16 @@ Owns the record of runs with one unbounded ledger (`tests.sim.workloads.unbounde
 - NoLogDivergence: a position has one value, whoever acknowledges or reads it, and it is one that was added.
 - AllCommittedIdsAreReadable: a term opens behind everything acknowledged before it. After healing, every
   entry that was acknowledged or read, and not trimmed, is read in order.
+- AddsTakeEffectOnce: an entry is at one id, and the entries of one writer's life are in the order of its
+  adds. No add overtakes one that fails.
+- FencedWritersEnd: no writer has an entry acknowledged behind an entry of a writer that came after it.
 - TermsCount: the term grows by one at each takeover, and in no other way; no content term falls.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from metadata.errors import MetadataCorruptError
@@ -17,6 +22,8 @@ from metadata.ids import KEY_LEDGERS
 from metadata.model.ledger import LedgerMetadata, LedgerState
 
 if TYPE_CHECKING:
+    import asyncio
+
     from metadata.store import Version
     from tests.sim.simulation import Simulation
 
@@ -37,6 +44,11 @@ class TermsRecord:
         """The head that was written last: of the ledger, or of one that its maker is about to take back."""
         self.heads: dict[int, LedgerMetadata] = {}
         self.first_entry = 0
+        self._adds: dict[str, list[asyncio.Future[int]]] = {}  # of one writer's life, in order
+        self._number: dict[bytes, tuple[str, int]] = {}
+        self._id_of: dict[bytes, int] = {}
+        self._settled: dict[str, int] = {}  # so many of the adds of a writer's life are done
+        self._ids: dict[str, list[tuple[int, int]]] = {}  # number and id, of one writer's life, in order
 
     @classmethod
     def of(cls, simulation: Simulation) -> TermsRecord:
@@ -57,15 +69,65 @@ class TermsRecord:
         """Note an acknowledged add."""
         self._simulation.history.note(who, "acknowledged", entry_id, value[:30])
         self._agree(f"{who} was acknowledged", entry_id, value)
+        self._is_once(entry_id, value)
         if entry_id in self.acknowledged:
             self._fail("NoLogDivergence", f"entry {entry_id} was acknowledged twice, also to {who}")
         self.acknowledged[entry_id] = value
+
+    def issued(self, who: str, value: bytes, future: asyncio.Future[int]) -> None:
+        """Note an add of one life of a writer."""
+        adds = self._adds.setdefault(who, [])
+        settled = self._settled.get(who, 0)
+        while settled < len(adds) and adds[settled].done():
+            settled += 1
+        self._settled[who] = settled
+        self.added.add(value)
+        self._number[value] = (who, len(adds))
+        adds.append(future)
+        future.add_done_callback(lambda future: self._done(who, value, settled, future))
+
+    def _done(self, who: str, value: bytes, settled: int, future: asyncio.Future[int]) -> None:
+        if future.cancelled() or future.exception() is not None:
+            return
+        number = self._number[value][1]
+        if number > settled:  # Else the adds before it had ended when it was made.
+            before = self._adds[who][number - 1]
+            if not before.done() or before.cancelled() or before.exception() is not None:
+                self._fail("AddsTakeEffectOnce", f"{who}: {value!r} overtook the add before it: {before!r}")
+        entry_id = future.result()
+        self.acknowledge(who, entry_id, value)
+        first = self._ids[who][0][1]
+        for other, theirs in self._ids.items():
+            index = bisect_right(theirs, first, key=itemgetter(1))
+            if other != who and index < len(theirs) and theirs[index][1] < entry_id:
+                self._fail(
+                    "FencedWritersEnd", f"{who} has entry {entry_id}, behind {other}'s {theirs[index]}"
+                )
+
+    def _is_once(self, entry_id: int, value: bytes) -> None:
+        """Check an entry that was acknowledged or read."""
+        known = self._id_of.get(value)
+        if known is not None:
+            if known != entry_id:
+                self._fail("AddsTakeEffectOnce", f"{value!r} is at {known} and at {entry_id}")
+            return
+        self._id_of[value] = entry_id
+        if value not in self._number:
+            return
+        who, number = self._number[value]
+        ids = self._ids.setdefault(who, [])
+        index = bisect_right(ids, (number, entry_id))
+        ids.insert(index, (number, entry_id))
+        order = [each for _, each in ids[max(0, index - 1) : index + 2]]
+        if order != sorted(order):
+            self._fail("AddsTakeEffectOnce", f"{who}: add {number} is at {entry_id}, between {order}")
 
     def see(self, who: str, entry_id: int, value: bytes) -> None:
         """Note an entry that was read."""
         if value not in self.added:
             self._fail("NoLogDivergence", f"{who} read {value[:40]!r} as {entry_id}, which nobody added")
         self._agree(f"{who} read", entry_id, value)
+        self._is_once(entry_id, value)
         self.read[entry_id] = value
 
     def _agree(self, what: str, entry_id: int, value: bytes) -> None:

@@ -183,7 +183,7 @@ class Calls:
 
     def is_displaced(self, handle: Handle) -> bool:
         """Return whether somebody else has taken the ledger over, or it is gone."""
-        return self.life(handle).term != handle.term or self.life(handle).is_deleted
+        return not handle.had(self.life(handle).term) or self.life(handle).is_deleted
 
     def add(self, handle: Handle, size: int) -> None:
         """Add an entry, and perhaps look away."""
@@ -253,7 +253,8 @@ class Calls:
         first = await handle.ledger.roll()
         text = f"{self.who} has rolled to {first} in term {handle.term}"
         self.lives.require(not was_closed, "ClosedTakesNothing", text)
-        self.lives.require((first, handle.term) in self.life(handle).listed, "RollsLieBehind", text)
+        is_listed = any(first == each and handle.had(term) for each, term in self.life(handle).listed)
+        self.lives.require(is_listed, "RollsLieBehind", text)
         for each in added:
             is_before = each.cancelled() or (is_acknowledged(each) and each.result() < first)
             self.lives.require(is_before, "RollsLieBehind", f"{text}; added before it is {each}")
@@ -264,7 +265,7 @@ class Calls:
         metadata = life.metadata
         assert metadata is not None
         if not was_closed:
-            life.trims[handle.term] = max(before, life.trims.get(handle.term, -1))
+            handle.trims = max(before, handle.trims)
         if metadata.state is LedgerState.OPEN and metadata.term == handle.term:
             firsts = [each.first_entry for each in metadata.fragments]
             expected = max((first for first in firsts if first <= before), default=None)
@@ -306,8 +307,8 @@ class Calls:
     async def close(self, handle: Handle, *, seal: bool) -> None:
         """Leave the ledger, or seal it."""
         life, added, was_closed = self.life(handle), handle.unfinished(), handle.ledger.is_closed
-        if seal and handle.term == life.term:
-            life.seals.add(handle.term)
+        if seal and handle.had(life.term):
+            handle.seals = True
         await handle.ledger.close(seal=seal)
         if not was_closed:
             self._all_acknowledged("close", added)

@@ -112,7 +112,8 @@ def _check_repair(
 
 def _check_trim(lives: Lives, life: Life, before: LedgerMetadata, after: LedgerMetadata, what: str) -> None:
     first = after.first_entry
-    asked = life.trims.get(after.term, -1)
+    holder = life.holder(after.term)
+    asked = -1 if holder is None else holder.trims
     firsts = [first_entry for first_entry, _ in life.listed]
     text = f"the holder of term {after.term} asked for {asked}: {what}"
     is_asked = before.first_entry < first <= asked and first in firsts
@@ -120,8 +121,8 @@ def _check_trim(lives: Lives, life: Life, before: LedgerMetadata, after: LedgerM
 
 
 def _check_seal(lives: Lives, life: Life, after: LedgerMetadata, what: str) -> None:
-    handle, last = life.handles.get(after.term), after.last_entry
-    lives.require(after.term in life.seals and handle is not None, "SealsAreKept", f"nobody asked: {what}")
+    handle, last = life.holder(after.term), after.last_entry
+    lives.require(handle is not None and handle.seals, "SealsAreKept", f"nobody asked: {what}")
     assert last is not None
     if handle is not None:
         lac = handle.ledger.last_add_confirmed
@@ -138,7 +139,7 @@ def _check_behind(lives: Lives, life: Life, after: LedgerMetadata) -> None:
 
 
 def _check_frozen(lives: Lives, life: Life, after: LedgerMetadata, what: str) -> None:
-    handle = life.handles.get(after.term)
+    handle = life.holder(after.term)
     if handle is not None:
         lac = handle.ledger.last_add_confirmed
         is_next = after.last_fragment.first_entry == lac + 1

@@ -10,7 +10,7 @@ promises are those of `client_aio.unbounded` and of `docs/UNBOUNDED.md`. The nam
 - NoDirtyReads: an ordinary read returns entries that are acknowledged, or that a takeover kept.
 - AllCommittedIdsAreReadable: a fragment begins behind every entry acknowledged or read. After healing,
   everything that was not trimmed is read, in order, without gaps.
-- AcknowledgedInItsTerm: an entry that a holder has acknowledged lies in a fragment of its content term.
+- AcknowledgedInItsTerm: an entry that a holder has acknowledged lies in a fragment of a term of its own.
 - ClosedTakesNothing: nothing is added, rolled, trimmed or sealed by a handle that was closed or has failed.
 - FlushedIsAcknowledged: on return of `flush`, `drain`, `force`, `add_entries` and `close` the entries they
   wait for are acknowledged.
@@ -70,11 +70,19 @@ class Handle:
     number: int = 0
     highest: int = -1
     """The id of the last of these that was acknowledged."""
+    trims: int = -1
+    """The highest entry that the holder asked to trim before."""
+    seals: bool = False
+    """Whether the holder has asked to seal."""
 
     @property
     def term(self) -> int:
         """Return the holder's term."""
         return self.ledger.term
+
+    def had(self, term: int) -> bool:
+        """Return whether the holder has this term, or had it before its writer healed."""
+        return self.ledger._own_terms.include(term)
 
     def unfinished(self) -> list[asyncio.Future[int]]:
         """Return the futures of adds that have not ended yet."""
@@ -93,12 +101,7 @@ class Life:
     fragments: list[Fragment] = field(default_factory=list)
     """All there are, those in pages too."""
     is_deleted: bool = False
-    handles: dict[int, Handle] = field(default_factory=dict)
-    """By the term."""
-    trims: dict[int, int] = field(default_factory=dict)
-    """Term to the highest entry that its holder asked to trim before."""
-    seals: set[int] = field(default_factory=set)
-    """The terms whose holders have asked to seal."""
+    handles: list[Handle] = field(default_factory=list)
     repairs: set[str] = field(default_factory=set)
     """The bookies that somebody has asked to replace."""
     repairs_begun: int = 0
@@ -107,6 +110,10 @@ class Life:
     """First entry and content term of all fragments that there have been."""
     named: set[tuple[int, str]] = field(default_factory=set)
     """First entry of a fragment and a bookie, for all that there have been."""
+
+    def holder(self, term: int) -> Handle | None:
+        """Return the handle that has this term, or had it."""
+        return next((each for each in self.handles if each.had(term)), None)
 
     @property
     def first_entry(self) -> int:
@@ -200,8 +207,9 @@ class Lives:
         self._history.note(
             who, "took over", ledger.ledger_id, "term", ledger.term, "behind", ledger.last_add_confirmed
         )
-        self.require(handle.term not in life.handles, "TermsCount", f"{who} too was given term {handle.term}")
-        life.handles[handle.term] = handle
+        is_new = life.holder(handle.term) is None
+        self.require(is_new, "TermsCount", f"{who} too was given term {handle.term}")
+        life.handles.append(handle)
         return handle
 
     def value(self, handle: Handle, size: int) -> bytes:
@@ -245,7 +253,7 @@ class Lives:
         if entry_id >= life.first_entry:
             term = life.fragment_of(entry_id).content_term
             text = f"{who} holds term {handle.term}, and was acknowledged {entry_id}, of content term {term}"
-            self.require(term == handle.term, "AcknowledgedInItsTerm", text)
+            self.require(handle.had(term), "AcknowledgedInItsTerm", text)
 
     # --- what readers see ----------------------------------------------------------------------
 
@@ -282,7 +290,7 @@ class Lives:
             return life.end
         assert life.metadata is not None
         kept = life.metadata.last_fragment.first_entry - 1
-        return max([kept, *[handle.ledger.last_add_confirmed for handle in life.handles.values()]])
+        return max([kept, *[handle.ledger.last_add_confirmed for handle in life.handles]])
 
     # --- what bookies hold ---------------------------------------------------------------------
 
@@ -361,7 +369,7 @@ class Lives:
         for each in life.fragments:
             life.named.update((each.first_entry, bookie) for bookie in each.bookies)
         if before is not None:
-            for handle in life.handles.values():
+            for handle in life.handles:
                 self.settle(handle)
             check_change(self, life, before, fragments)
 

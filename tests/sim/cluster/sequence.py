@@ -10,11 +10,12 @@ from __future__ import annotations
 import itertools
 
 from bookie_aio.server.connection import Connection
+from client_aio.autorecovery.service import AutoRecovery
 from client_aio.bookies.connection import BookieConnection
 from client_aio.ledger.reader import LedgerReader
 from client_aio.ledger.writer import LedgerWriter
 
-NUMBERED: list[type] = [Connection, BookieConnection, LedgerReader, LedgerWriter]
+NUMBERED: list[type] = [Connection, BookieConnection, LedgerReader, LedgerWriter, AutoRecovery]
 _numbers = itertools.count()
 
 

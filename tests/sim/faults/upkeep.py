@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from bookie_aio.storage.engine import Engine
     from tests.sim.simulation import Simulation
 
-REPAIRING = ("repairer", "healer", "caretaker")
+REPAIRING = ("repairer", "healer", "caretaker", "auto_recoverer")
 """Roles that repair bounded ledgers. Of unbounded ones, nothing is ever forgotten."""
 
 

@@ -6,6 +6,7 @@ from tests.sim.mutants.planting import Edit, Mutant
 
 _TERMS = ("dirty-entries", "duelling-holders", "partial-takeovers")
 _HEALING = ("healing-logs",)
+_HEALING_TERMS = ("healing-terms",)
 _LOGS = ("duelling-logs", "log-crashes", "added-logs")
 
 MUTANTS = [
@@ -55,18 +56,18 @@ MUTANTS = [
     ),
     Mutant(
         160, "a writer that heals sends records again that its failed ledger holds",
-        (Edit("client_aio.core.log_chain:Backlog.ended", "reversed(rest)", "reversed(known + rest)"),),
+        (Edit("client_aio.core.healing:Backlog.ended", "reversed(rest)", "reversed(known + rest)"),),
         _HEALING,
     ),
     Mutant(
         161, "a writer that heals completes records that are behind the end of its failed ledger",
-        (Edit("client_aio.core.log_chain:Backlog.ended",
+        (Edit("client_aio.core.healing:Backlog.ended",
               "min(max(0, last_entry + 1 - self._first_entry), len(self._cut))", "len(self._cut)"),),
         _HEALING,
     ),
     Mutant(
         162, "a writer that heals sends the records that were cut off behind those that were held",
-        (Edit("client_aio.core.log_chain:Backlog.ended", "extendleft(reversed(rest))", "extend(rest)"),),
+        (Edit("client_aio.core.healing:Backlog.ended", "extendleft(reversed(rest))", "extend(rest)"),),
         _HEALING,
     ),
     Mutant(
@@ -76,16 +77,58 @@ MUTANTS = [
     ),
     Mutant(
         164, "records that wait behind overdue ones go on, and overtake them",
-        (Edit("client_aio.core.log_chain:Backlog.give_up", "(*self._cut, *self._held)", "self._cut"),
-         Edit("client_aio.core.log_chain:Backlog.give_up",
+        (Edit("client_aio.core.healing:Backlog.give_up", "(*self._cut, *self._held)", "self._cut"),
+         Edit("client_aio.core.healing:Backlog.give_up",
               "self._cut, self._held, self.bytes_held = [], deque(), 0", "self._cut = []")),
         _HEALING,
+    ),
+    Mutant(
+        230, "a writer that heals takes its ledger back from another client",
+        (Edit("client_aio.core.healing:OwnTerms.hold", "self.include(metadata.term)", "True"),),
+        _HEALING_TERMS,
+    ),
+    Mutant(
+        231, "a writer that heals completes entries that are behind the recovered end of its term",
+        (Edit("client_aio.core.healing:Intake.go_on", "self._backlog.ended(last_entry)",
+              "self._backlog.ended(1 << 60)"),),
+        _HEALING_TERMS,
+    ),
+    Mutant(
+        232, "a writer that heals sends entries again that its former term holds",
+        (Edit("client_aio.core.healing:Intake.go_on", "self._backlog.ended(last_entry)",
+              "self._backlog.ended(self._window.lac)"),),
+        _HEALING_TERMS,
+    ),
+    Mutant(
+        233, "entries of a term go on though overdue ones before them have failed",
+        (Edit("client_aio.unbounded.writer:UnboundedLedgerWriter._give_up",
+              "self._intake.give_up(self._loss.error)",
+              "[token for _, token in self._intake._backlog._cut]"),),
+        _HEALING_TERMS,
+    ),
+    Mutant(
+        234, "the ids of a bulk are as if all overdue entries were in the ledger",
+        (Edit("client_aio.core.healing:Intake.go_on",
+              "self.shift = self._number - len(self._backlog) - last_entry", "self.shift = 0"),),
+        tests=("tests/client_aio/core/test_client_healing.py",),
+    ),
+    Mutant(
+        235, "why a bookie refuses the term is not asked of the metadata",
+        (Edit("client_aio.ledger.ensemble_change:EnsembleChangeTask._fail_fenced",
+              "await self._context.ledgers.read(ledger_id, sync=True)", "pass"),),
+        tests=("tests/integration/test_buried_ids.py", "-k", "only_fenced_yet"),
     ),
     Mutant(
         63, "an addition does not look whose ledger it is",
         (Edit("client_aio.log.add_ledgers:_check_addable", 'if metadata.log not in ("", log_name):',
               "if False:"),),
         ("owned-ledgers",),
+    ),
+    Mutant(
+        165, "an older batch of a query, and other records under its number, count as added",
+        (Edit("client_aio.log.add_ledgers:Addition.is_repeated",
+              'last.batch_id == ours.batch_id and ours.content in ("", last.content)', "True"),),
+        ("replaced-logs",),
     ),
     Mutant(
         64, "a ledger is freed without raising the version of the list",

@@ -254,8 +254,8 @@ MUTANTS = [
     ),
     Mutant(
         130, "the time in which a client stood still makes its log's appends overdue",
-        (Edit("client_aio.core.log_chain:AppendAges.is_overdue", "if late_s >= LATE_S:", "if False:"),),
-        tests=("tests/client_aio/core/test_client_log_chain.py", "-k", "stood_still"),
+        (Edit("client_aio.core.healing:AppendAges.is_overdue", "if late_s >= LATE_S:", "if False:"),),
+        tests=("tests/client_aio/core/test_client_healing.py", "-k", "stood_still"),
     ),
     Mutant(
         131, "a ledger begins without bookies whose answers its client has not read",

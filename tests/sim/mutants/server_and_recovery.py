@@ -237,13 +237,12 @@ MUTANTS = [
     ),
     Mutant(
         127, "a takeover fences before it has looked for bookies",
-        (Edit("client_aio.unbounded.writer:take_ledger_over",
-              "found = await context.finder.find(ledger_id, Sizes.of(metadata))\n"
-              "    if not await held.update(take_over):\n"
-              "        raise sealed(held.current)",
-              "if not await held.update(take_over):\n"
-              "        raise sealed(held.current)\n"
-              "    found = await context.finder.find(ledger_id, Sizes.of(metadata))"),),
+        (Edit("client_aio.unbounded.writer:open_term",
+              "found = await context.finder.find(held.current.ledger_id, Sizes.of(held.current))\n"
+              "    if not await held.update(take_over if own is None else own.take_over):",
+              "is_taken = await held.update(take_over if own is None else own.take_over)\n"
+              "    found = await context.finder.find(held.current.ledger_id, Sizes.of(held.current))\n"
+              "    if not is_taken:"),),
         tests=("tests/integration/test_scarce_bookies.py", "-k", "fences_nobody"),
     ),
     Mutant(
@@ -279,8 +278,9 @@ MUTANTS = [
     Mutant(
         145, "an id that was drawn a moment ago is refused without another look at the counter",
         (Edit("bookie_aio.server.dispatcher:Dispatcher.handle",
-              "self._given_ids.hold(peer, ledger_id, len(body), go_on)", 'go_on("")'),),
-        ("chaos", "all-uses"),
+              "self._given_ids.wait(peer, ledger_id, len(body), go_on, may_wait_aside=is_aside)",
+              'go_on("")'),),
+        tests=("tests/bookie_aio/server/test_server_age.py", "-k", "drawn_a_moment_ago"),
     ),
     Mutant(
         146, "fences of ids that were not given out are stored",

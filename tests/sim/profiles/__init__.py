@@ -8,6 +8,7 @@ profiles over the workloads of its name; importing this package enters all of th
 from tests.sim.plan import PROFILES, Draw, Plan
 from tests.sim.profiles import (
     accepted_losses,
+    auto_recovery,
     ledger,
     ledger_full_api,
     log,
@@ -23,6 +24,7 @@ from tests.sim.profiles import (
 __all__ = [
     "accepted_losses",
     "all_profiles",
+    "auto_recovery",
     "draw_plan",
     "ledger",
     "ledger_full_api",

@@ -121,19 +121,7 @@ def healing_logs(draw: Draw) -> Plan:
             append_timeout_s=rng.choice((60.0, 60.0, 1.5)),
         )
     draw.actor("log_follower", rng.uniform(0.2, 2.0))
-    draw.duration, at = 14.0, 1.5
-    while at < draw.duration - 2:
-        kind = rng.choice(("kill_bookie", "power_cut", "pause"))
-        for name in rng.sample(draw.bookies, 2):
-            draw.fault(
-                kind, name, at=at + rng.choice((0.0, 0.001, 0.05, 0.3)) * rng.random(),
-                lasts=rng.uniform(0.6, 2.0), amount=rng.random(),
-            )  # fmt: skip
-        at += rng.uniform(2.5, 5.0)
-    for kind in ("meta_lossy", "meta_slow", "meta_cut"):
-        draw.some(kind, draw.clients, 2, lasts=(0.2, 1.5))
-    draw.some("pause", draw.clients, 2)
-    draw.some("block_both", draw.clients, 2)
+    draw.lose_two_of_three()
     return draw.plan(client_settings={"add_timeout_s": 0.5})
 
 

@@ -142,6 +142,22 @@ def remade_ledgers(draw: Draw) -> Plan:
 
 
 @profile
+def recovered_terms(draw: Draw) -> Plan:
+    """Auditors and workers beside holders that take over from one another, roll and trim small fragments."""
+    holders = _holders(draw, 2, fragment_bytes=300, steps=30, rest=0.3, trims=0.5, pokes=0.2)
+    _followers(draw, 1)
+    for _ in range(2):
+        draw.actor("auto_recoverer", draw.rng.uniform(0.3, 1.0), of_unbounded=True)
+    for _ in range(draw.rng.randint(1, 3)):
+        # Longer than the delay, or shorter.
+        at, lasts = draw.rng.uniform(0.5, draw.duration * 0.7), draw.rng.choice((0.5, 2.0, 5.0))
+        draw.fault("kill_bookie", draw.rng.choice(draw.bookies), at=at, lasts=lasts)
+    _faults(draw, 2)
+    draw.some("kill_client", holders[1:], 1)
+    return draw.plan(segment_bytes=24 * 1024, setup="auto_recovery", **_room(draw))
+
+
+@profile
 def mended_terms(draw: Draw) -> Plan:
     """Repairs run beside holders, also displaced ones, that roll and trim small fragments."""
     holders = _holders(draw, 2, fragment_bytes=300, steps=30, rest=0.3, trims=0.3, pokes=0.2)

@@ -10,7 +10,7 @@ from tests.sim.workloads import unbounded
 if TYPE_CHECKING:
     from tests.sim.plan import Draw, Plan
 
-ROLES = (unbounded.term_holder, unbounded.term_follower)
+ROLES = (unbounded.term_holder, unbounded.term_streamer, unbounded.term_follower)
 """What these profiles are played by."""
 _LINKS = ("block_both", "block_one_way", "cut_reset", "link_slow")
 
@@ -44,6 +44,27 @@ def duelling_holders(draw: Draw) -> Plan:
     for kind in ("meta_lossy", "meta_lag", "meta_slow"):
         draw.some(kind, draw.clients, 3)
     return draw.plan()
+
+
+@profile
+def healing_terms(draw: Draw) -> Plan:
+    """Two of three bookies are away for a while, again and again, under writers with much in flight."""
+    rng = draw.rng
+    draw.bookies = ("b1", "b2", "b3")
+    for _ in range(rng.choice((1, 1, 2))):
+        draw.actor(
+            "term_streamer",
+            0.0,
+            quorums={"ensemble_size": 3, "write_quorum": 3, "ack_quorum": 2},
+            fragment_bytes=rng.choice((100, 1000, 1_000_000)),
+            burst=rng.choice((1, 3, 10)),
+            bulks=rng.choice((0.0, 0.2)),
+            step_s=rng.choice((0.03, 0.1)),
+            append_timeout_s=rng.choice((60.0, 60.0, 1.5)),
+        )
+    draw.actor("term_follower", rng.uniform(0.2, 2.0))
+    draw.lose_two_of_three()
+    return draw.plan(client_settings={"add_timeout_s": 0.5})
 
 
 @profile

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from client_aio import InvalidArgumentError, LogBatch
 from client_aio.log.reader import LogReading
 from metadata.errors import BookKeeperError, LogTruncatedError, NoSuchLedgerError, NoSuchLogError
-from metadata.model.log import Position
+from metadata.model.log import Position, Transaction
 from tests.sim.checkers.log_handles import Hand, shortly, together
 from tests.sim.checkers.log_lifecycle import LOG, LogLives, lives_of
 from tests.sim.checkers.log_reads import Reading, check_absence, check_documented
@@ -252,10 +252,13 @@ async def log_replacer(simulation: Simulation, actor: Actor, client: Client) -> 
         for payload in made.values():
             lives.tried[payload] = actor.name
             lives.issued_at[payload] = simulation.loop.now
-        query = f"{actor.name}.{batch // _BATCHES_OF_QUERY}"
+        query, number = f"{actor.name}.{batch // _BATCHES_OF_QUERY}", batch
+        # A random source of its own: the schedules of seeds that are kept stay as they are.
+        if random.Random(f"{simulation.plan.seed}/{actor.name}/stale/{batch}").random() < 0.2:
+            number = max(batch - 1, batch // _BATCHES_OF_QUERY * _BATCHES_OF_QUERY)  # a restored checkpoint
         adding = _Adding(
             simulation, actor.name, client, rng, made, replace=rng.random() < actor.settings["replaces"],
-            transaction=(query, batch) if rng.random() < 0.8 else None,
+            transaction=Transaction(query, number, actor.name + f".{batch}") if rng.random() < 0.8 else None,
         )  # fmt: skip
         await adding.run()
 
@@ -292,7 +295,7 @@ class _Adding:
         made: dict[int, bytes],
         *,
         replace: bool,
-        transaction: tuple[str, int] | None,
+        transaction: Transaction | None,
     ) -> None:
         self.simulation, self.who, self.client, self.rng, self.made = simulation, who, client, rng, made
         self.replace, self.transaction = replace, transaction
@@ -305,7 +308,9 @@ class _Adding:
             life = self.lives.life
             was_recorded = self._is_recorded()
             call = self.client.add_to_log(
-                LOG, list(self.made), replace=self.replace, transaction=self.transaction,
+                LOG, list(self.made), replace=self.replace,
+                transaction=None if self.transaction is None else self.transaction[:2],
+                content="" if self.transaction is None else self.transaction.content,
                 password=self.lives.password,
             )  # fmt: skip
             try:
@@ -335,8 +340,7 @@ class _Adding:
         life = self.lives.life
         if self.transaction is None or life is None or life.head is None or life.condemned_at is not None:
             return False
-        last = life.head.last_batch(self.transaction[0])
-        return last is not None and last >= self.transaction[1]
+        return life.head.last_transaction(self.transaction.query_id) == self.transaction
 
     def _failed(self, error: BookKeeperError, *, was_recorded: bool) -> None:
         self.simulation.history.note(self.who, f"adding {list(self.made)}:", repr(error))

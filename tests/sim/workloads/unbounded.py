@@ -68,6 +68,60 @@ def _add(
 
 
 @role
+async def term_streamer(simulation: Simulation, actor: Actor, client: Client) -> None:
+    """Add all the time and wait for nothing, for as long as the writer lives; then take the ledger again."""
+    rng = random.Random(f"{simulation.plan.seed}/{actor.name}/streamer")
+    record, history, settings, life = TermsRecord.of(simulation), simulation.history, actor.settings, 0
+    while not simulation.is_healed:
+        life += 1
+        await asyncio.sleep(rng.random())
+        try:
+            ledger = await client.open_unbounded_ledger(
+                NAME, fragment_bytes=settings["fragment_bytes"],
+                append_timeout_s=settings["append_timeout_s"], **settings["quorums"],
+            )  # fmt: skip
+        except BookKeeperError as error:
+            history.note(actor.name, "did not take over:", repr(error))
+            continue
+        history.note(actor.name, "took over, term", ledger.term, "behind", ledger.last_add_confirmed)
+        number, who, last = 0, f"{actor.name}.{life}", ""
+        bulks: set[asyncio.Task[None]] = set()
+        while not ledger.is_closed and not simulation.is_healed:
+            for _ in range(rng.randint(1, settings["burst"])):
+                value = b"%s.%d" % (who.encode(), number)
+                record.issued(who, value, ledger.add_entry(value))
+                number += 1
+            if ledger.state != last:
+                last = ledger.state
+                history.note(actor.name, "its writer is", last, "under term", ledger.term)
+            if rng.random() < settings["bulks"] and not bulks:
+                values = [b"%s/%d.%d" % (who.encode(), number, each) for each in range(3)]
+                bulk = asyncio.create_task(_add_bulk(record, who, ledger, values))
+                bulks.add(bulk)
+                bulk.add_done_callback(bulks.discard)
+            await asyncio.sleep(settings["step_s"] * rng.random() * 2)
+        try:
+            await ledger.close()
+        except BookKeeperError as error:
+            history.note(actor.name, "writing ended:", repr(error))
+        finally:
+            await ledger.abort()
+            await asyncio.gather(*bulks)
+
+
+async def _add_bulk(
+    record: TermsRecord, who: str, ledger: UnboundedLedgerWriter, values: list[bytes]
+) -> None:
+    record.added.update(values)
+    try:
+        first, last = await ledger.add_entries(values)
+    except BookKeeperError:
+        return
+    for entry_id, value in zip(range(first, last + 1), values, strict=True):
+        record.acknowledge(who, entry_id, value)
+
+
+@role
 async def term_follower(simulation: Simulation, actor: Actor, client: Client) -> None:
     """Follow the ledger from its beginning."""
     record, following = TermsRecord.of(simulation), 0

@@ -1,0 +1,345 @@
+"""Auto recovery measured: a bookie lost for good under writers, and an audit of many ledgers.
+
+    python -m benchmarks.autorecovery lost --bookies 10 --ledgers 500 --writers 10
+    python -m benchmarks.autorecovery lost --losses 2 --separate 2 --kill
+    python -m benchmarks.autorecovery audit --ledgers 100000
+
+`lost` kills a bookie and removes its directory. It prints the time until every ledger has all its copies
+again, the bytes that were copied, the ensemble changes of each writer, and the latency of their adds before
+and meanwhile. Then every replica of every ledger is read. `audit` prints the auditor's first pass, its
+memory, its steady reads from the metadata store, and the delay of its first task.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import json
+import random
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import client_aio
+from benchmarks.processes import ROOT, Child
+from client_aio.admin.replicas import parts_of, verify_replica
+from client_aio.admin.survey import auto_recovery_state, survey
+from client_aio.autorecovery.service import AutoRecovery
+from client_aio.config import AutoRecoveryConfig
+from client_aio.core.audit import Condition
+from metadata.access.bookies import ensure_cluster
+from metadata.access.ledgers import LedgerStore
+from metadata.backends.uri import open_store
+from metadata.model.ledger import LedgerMetadata
+from tests.support.cluster import Cluster
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from client_aio.autorecovery.auditor import Auditor
+    from metadata.store import MetadataStore
+    from tests.support.cluster import BookieProcess
+
+SHAPE: dict[str, Any] = {"ensemble_size": 4, "write_quorum": 3, "ack_quorum": 2}
+ENTRY_BYTES = 1024
+WAIT_S = 600.0
+
+
+@dataclass
+class Writer:
+    """A ledger that is written to all the time, and the latency of its adds."""
+
+    ledger: client_aio.LedgerWriter
+    latencies: list[tuple[float, float]] = field(default_factory=list)
+    failed: int = 0
+
+    async def write(self) -> None:
+        """Add entries, one after another, until cancelled."""
+        while True:
+            began = time.monotonic()
+            try:
+                await self.ledger.add_entry(b"w" * ENTRY_BYTES)
+            except client_aio.BookKeeperError as error:
+                print(f"a writer failed: {error!r}")
+                self.failed += 1
+                return
+            self.latencies.append((began, time.monotonic() - began))
+            await asyncio.sleep(0.02)
+
+
+def p99_ms(writers: list[Writer], since: float, until: float) -> float:
+    """Return the 99th percentile of the adds that began within a time, in milliseconds."""
+    found = [took for each in writers for began, took in each.latencies if since <= began < until]
+    return statistics.quantiles(found, n=100)[98] * 1000 if len(found) > 1 else 0.0
+
+
+async def fill(client: client_aio.Client, count: int, entries: int) -> list[int]:
+    """Write ledgers and close them, some at once."""
+    ledger_ids: list[int] = []
+    waiting = iter(range(count))
+
+    async def take_turns() -> None:
+        for _ in waiting:
+            async with client.create_ledger(**SHAPE) as ledger:
+                await ledger.add_entries(bytes([number % 256]) * ENTRY_BYTES for number in range(entries))
+            ledger_ids.append(ledger.ledger_id)
+
+    await asyncio.gather(*(take_turns() for _ in range(8)))
+    return ledger_ids
+
+
+async def verified(client: client_aio.Client) -> tuple[int, int, list[Any]]:
+    """Read every replica of every complete fragment; gives replicas, entries, and what is not whole."""
+    context, replicas, entries, bad = client._context, 0, 0, []
+    async for ledger_id in client.list_ledgers():
+        metadata = await client.ledger_metadata(ledger_id)
+        for part in parts_of(metadata):
+            found = await asyncio.gather(
+                *(verify_replica(context, metadata, part, bookie) for bookie in part.bookies)
+            )
+            replicas += len(found)
+            entries += sum(one.intact for one in found)
+            bad += [one for one in found if one.status != "ok"]
+    return replicas, entries, bad
+
+
+async def until(is_met: Callable[[], Awaitable[bool]], step_s: float = 0.1) -> None:
+    """Poll until a condition holds."""
+    async with asyncio.timeout(WAIT_S):
+        while not await is_met():  # noqa: ASYNC110
+            await asyncio.sleep(step_s)
+
+
+async def lose(options: argparse.Namespace, cluster: Cluster, stack: AsyncExitStack, directory: Path) -> bool:
+    """Lose bookies under writers, and watch the copies come back."""
+    client = await stack.enter_async_context(client_aio.connect(cluster.uri))
+    helpers = [
+        await recovery_process(options, cluster, directory, number) for number in range(options.separate)
+    ]
+    for helper in helpers:
+        stack.push_async_callback(helper.end)
+    began = time.monotonic()
+    await fill(client, options.ledgers, options.entries)
+    print(f"{options.ledgers} ledgers of {options.entries} entries in {time.monotonic() - began:.1f} s")
+    writers = [Writer(await client.create_ledger(**SHAPE)) for _ in range(options.writers)]
+    writing = [asyncio.create_task(each.write()) for each in writers]
+    quiet_from = time.monotonic()
+    await asyncio.sleep(10)
+    for number in range(options.losses):
+        victim = cluster[f"b{number + 1}"]
+        quiet_from = await lose_one(options, client, victim, writers, helpers, quiet_from)
+    for task in writing:
+        task.cancel()
+    await asyncio.gather(*writing, return_exceptions=True)
+    changes = [len(each.ledger.metadata.fragments) - 1 for each in writers]
+    failed = sum(each.failed for each in writers)
+    print(f"\nensemble changes of each writer: {changes}; writers that failed: {failed}")
+    for each in writers:
+        await each.ledger.close()
+    replicas, entries, bad = await verified(client)
+    print(f"read {replicas:,} replicas with {entries:,} entries: {len(bad)} are not whole")
+    for one in bad[:10]:
+        print(one)
+    return not bad and not failed and max(changes, default=0) <= options.losses
+
+
+async def lose_one(
+    options: argparse.Namespace,
+    client: client_aio.Client,
+    victim: BookieProcess,
+    writers: list[Writer],
+    helpers: list[Child],
+    quiet_from: float,
+) -> float:
+    """Lose one bookie for good; returns when every copy was there again."""
+    killed_at = time.monotonic()
+    await victim.kill()
+    shutil.rmtree(victim.directory)
+    await asyncio.sleep(1)
+    before = await survey(client._context)
+    print(
+        f"\nlost {victim.bookie_id}: {before.condition.name}, "
+        f"ledgers by good copies: {before.under_replicated}"
+    )
+    read_before = sum(one.bytes_read for one in before.auto_recovery.workers)
+
+    async def has_tasks() -> bool:
+        return bool((await auto_recovery_state(client._context)).refs)
+
+    await until(has_tasks)
+    first_task = time.monotonic() - killed_at
+    if options.kill and len(helpers) > 1:
+        helpers.pop(0).kill()
+        print("a process with an auditor and a worker was killed")
+
+    async def is_healthy() -> bool:
+        nonlocal before
+        before = await survey(client._context)
+        return before.condition is Condition.HEALTHY
+
+    await until(is_healthy, 0.5)
+    whole_at = time.monotonic()
+    took = whole_at - killed_at
+    read = sum(one.bytes_read for one in before.auto_recovery.workers) - read_before
+    print(
+        f"first task after {first_task:.1f} s; whole after {took:.1f} s, with {options.delay:.0f} s of delay"
+    )
+    print(f"workers read {read:,} bytes, copied and verified: {read / (took - first_task):,.0f} bytes/s")
+    print(
+        f"p99 of adds: {p99_ms(writers, quiet_from, killed_at):.1f} ms before, "
+        f"{p99_ms(writers, killed_at + first_task, whole_at):.1f} ms while the copies were made"
+    )
+    print(f"after: {before.condition.name}, {[each.text for each in before.problems]}")
+    return whole_at
+
+
+async def recovery_process(
+    options: argparse.Namespace, cluster: Cluster, directory: Path, number: int
+) -> Child:
+    """Start `autorecovery run`."""
+    child = await Child.start(
+        sys.executable, "-m", "client_aio.cli", "autorecovery", "run", "-o", "jsonl",
+        "--metadata", cluster.uri, "--lost-bookie-delay", str(options.delay),
+        log=directory / f"recovery{number}.log",
+    )  # fmt: skip
+    json.loads(await child.line())
+    child.ignore_output()
+    return child
+
+
+async def lost(options: argparse.Namespace) -> bool:
+    """Run `lost`."""
+    with tempfile.TemporaryDirectory(prefix="autorecovery-", dir=options.dir) as name:
+        directory = Path(name)
+        cluster = Cluster(directory, bookies=options.bookies, uri=options.metadata)
+        if not options.separate:
+            for bookie in cluster.bookies.values():
+                bookie.arguments = ["--autorecovery", "--lost-bookie-delay", str(options.delay)]
+        async with cluster, AsyncExitStack() as stack:
+            return await lose(options, cluster, stack, directory)
+
+
+def rss() -> int:
+    """Return the resident bytes of this process."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+async def make(options: argparse.Namespace, store: MetadataStore) -> None:
+    """Make the metadata of ledgers that nobody wrote, one in 100 of them open."""
+    await ensure_cluster(store, draw_id=lambda: "0" * 32, now_ms=0)
+    rng, ledgers = random.Random(1), LedgerStore(store)
+    names = [f"b{number}" for number in range(1, options.bookies + 1)]
+    waiting = iter(range(options.ledgers))
+    began = time.monotonic()
+
+    async def create() -> None:
+        for ledger_id in waiting:
+            metadata = LedgerMetadata.new(ledger_id, bookies=rng.sample(names, 4), **SHAPE)
+            await ledgers.create_ledger(metadata.close(99, 102_400) if ledger_id % 100 else metadata)
+
+    await asyncio.gather(*(create() for _ in range(32)))
+    print(f"{options.ledgers:,} ledgers made in {time.monotonic() - began:.1f} s, one in 100 of them open")
+
+
+async def watch_audit(options: argparse.Namespace, auditor: Auditor, calls: dict[str, int]) -> None:
+    """Print the first pass, the steady reads, and the delay of the first task."""
+    before = rss()
+
+    async def has_passed(passes: int = 1) -> bool:
+        return auditor.record.passes >= passes
+
+    async def has_lost() -> bool:
+        return bool(auditor.states.lost)
+
+    async def has_tasks(count: int = 1) -> bool:
+        return len(await auditor._tasks.refs()) >= count
+
+    await until(has_passed)
+    gc.collect()
+    print(
+        f"first pass: {auditor.record.pass_s:.1f} s, {calls['read']:,} reads and "
+        f"{calls['children']:,} listings; memory grew by {(rss() - before) / 2**20:.1f} MiB"
+    )
+    calls.update(read=0, children=0)
+    passes, began = auditor.record.passes, time.monotonic()
+    await until(partial(has_passed, passes + 2))
+    minutes = (time.monotonic() - began) / 60
+    reads, listings = calls["read"] / minutes, calls["children"] / minutes
+    print(f"steady: {reads:,.0f} reads and {listings:,.0f} listings a minute")
+    await until(has_lost, 0.02)
+    began = time.monotonic()
+    await until(has_tasks, 0.02)
+    print(f"first task {time.monotonic() - began:.2f} s after the delay of {options.delay:.0f} s")
+    count = min(AutoRecoveryConfig().tasks_max, options.ledgers // 2)
+    await until(partial(has_tasks, count))
+    print(f"{count:,} tasks {time.monotonic() - began:.1f} s after the delay")
+
+
+async def audit(options: argparse.Namespace) -> bool:
+    """Run `audit`."""
+    with tempfile.TemporaryDirectory(prefix="audit-", dir=options.dir) as name:
+        uri = options.metadata or f"sqlite://{ROOT / name}/metadata.db"
+        async with await open_store(uri, create=True) as store:
+            await make(options, store)
+            calls = {"read": 0, "children": 0}
+            for call in calls:
+                setattr(store, call, counted(calls, call, getattr(store, call)))
+            gc.collect()
+            config = AutoRecoveryConfig(lost_bookie_delay_s=options.delay)
+            async with (
+                client_aio.connect(store) as client,
+                AutoRecovery(client, config, repairs=False) as recovery,
+            ):
+                assert recovery.auditor is not None
+                await watch_audit(options, recovery.auditor, calls)
+    return True
+
+
+def counted(calls: dict[str, int], name: str, method: Any) -> Any:
+    """Return a method that counts its calls."""
+
+    async def call(*arguments: Any, **more: Any) -> Any:
+        calls[name] += 1
+        return await method(*arguments, **more)
+
+    return call
+
+
+def main() -> int:
+    """Run one of them; the exit code is 0 if all went well."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    losing = commands.add_parser("lost", help="lose bookies under writers")
+    losing.add_argument("--ledgers", type=int, default=500)
+    losing.add_argument("--entries", type=int, default=200, help="of 1 KiB, of each ledger")
+    losing.add_argument("--writers", type=int, default=10)
+    losing.add_argument("--losses", type=int, default=1, help="one after another")
+    losing.add_argument("--delay", type=float, default=5.0)
+    losing.add_argument("--separate", type=int, default=0, help="so many processes beside bookies without")
+    losing.add_argument("--kill", action="store_true", help="kill one of these processes meanwhile")
+    auditing = commands.add_parser("audit", help="audit many ledgers")
+    auditing.add_argument("--ledgers", type=int, default=100_000)
+    auditing.add_argument("--delay", type=float, default=100.0)
+    for each in (losing, auditing):
+        each.add_argument("--bookies", type=int, default=10)
+        each.add_argument("--metadata", help="a store that is empty; default: an embedded one")
+        each.add_argument("--dir", default=".", help="where the files are made, and removed")
+    options = parser.parse_args()
+    return 0 if asyncio.run(lost(options) if options.command == "lost" else audit(options)) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

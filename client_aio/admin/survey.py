@@ -1,0 +1,319 @@
+"""A survey of the whole cluster: its bookies, its ledgers, the copies that are lacking, and who repairs.
+
+Reads the metadata of every ledger and asks every running bookie for its figures. It needs no auditor, and
+changes nothing. `client_aio.core.audit` judges what is found.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter, deque
+from contextlib import aclosing
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from bookie_aio.wire.messages import Done, Info
+from client_aio.core.audit import Condition, LedgerIndex, Problem, judge, layout_of
+from client_aio.election import LeaderElection
+from client_aio.unbounded.paged_fragments import spans
+from metadata.access.bookies import registered_bookies
+from metadata.access.repair_tasks import AuditorRecord, RepairTask, RepairTasks, TaskRef, WorkerRecord
+from metadata.errors import (
+    BookKeeperError,
+    MetadataCorruptError,
+    NoSuchKeyError,
+    NoSuchLedgerError,
+)
+from metadata.ids import MALFORMED
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from client_aio.context import ClientContext
+    from client_aio.core.audit import Layout
+    from metadata.access.bookies import BookieRecord
+    from metadata.model.ledger import Fragment, LedgerMetadata
+
+AUDITOR_ELECTION = "bookie-aio.auditor"
+_READS_AT_ONCE = 32
+_TASKS_READ_MAX = 200
+_INFO_TIMEOUT_S = 5.0
+
+
+async def layout_in_full(
+    context: ClientContext, metadata: LedgerMetadata
+) -> tuple[LedgerMetadata, Layout, int]:
+    """Return a ledger's layout, with the fragments that stand in pages.
+
+    Returns:
+        The metadata as last read, the layout, and the number of pages that were read.
+
+    Raises:
+        NoSuchLedgerError: the ledger has been deleted.
+        MetadataCorruptError: a page is damaged.
+    """
+    by_ensemble: dict[tuple[str, ...], Fragment] = {}
+    pages = 0
+    if metadata.is_unbounded:
+        async with aclosing(spans(context, metadata)) as found:
+            async for span in found:
+                metadata = span.metadata
+                if span.fragments != metadata.fragments:
+                    pages += 1
+                    by_ensemble.update((one.bookies, one) for one in span.fragments)
+    return metadata, layout_of(metadata, by_ensemble.values()), pages
+
+
+async def all_metadata(
+    context: ClientContext, first: int = 0
+) -> AsyncGenerator[tuple[int, LedgerMetadata | MetadataCorruptError], None]:
+    """Yield every ledger with its metadata, ascending; a few reads are under way at once.
+
+    A ledger that is deleted meanwhile is left out. Damaged metadata come as the error.
+
+    Raises:
+        MetadataUnavailableError: the store does not answer.
+    """
+
+    async def read(ledger_id: int) -> LedgerMetadata | MetadataCorruptError | None:
+        try:
+            return (await context.ledgers.read(ledger_id))[0]
+        except NoSuchLedgerError:
+            return None
+        except MetadataCorruptError as error:
+            return error
+
+    ahead: deque[tuple[int, asyncio.Task[LedgerMetadata | MetadataCorruptError | None]]] = deque()
+    try:
+        async with aclosing(context.ledgers.ledger_ids(first=first)) as ledger_ids:
+            async for ledger_id in ledger_ids:
+                ahead.append((ledger_id, asyncio.create_task(read(ledger_id))))
+                if len(ahead) >= _READS_AT_ONCE:
+                    done, task = ahead.popleft()
+                    if (metadata := await task) is not None:
+                        yield done, metadata
+        while ahead:
+            done, task = ahead.popleft()
+            if (metadata := await task) is not None:
+                yield done, metadata
+    finally:
+        for _, task in ahead:
+            task.cancel()
+        await asyncio.gather(*(task for _, task in ahead), return_exceptions=True)
+
+
+async def ledgers_naming(context: ClientContext, bookie_id: str) -> list[int]:
+    """Return the ledgers that name a bookie in a fragment, or as one that may hold what a repair lacked.
+
+    Raises:
+        MetadataCorruptError: a ledger's metadata do not parse: it may name the bookie.
+        MetadataUnavailableError: the store does not answer.
+    """
+    naming: list[int] = []
+    async with aclosing(all_metadata(context)) as found:
+        async for ledger_id, metadata in found:
+            if isinstance(metadata, MetadataCorruptError):
+                raise metadata
+            try:
+                metadata, layout, _ = await layout_in_full(context, metadata)
+            except NoSuchLedgerError:
+                continue
+            if bookie_id in layout.bookies or any(one.bookie == bookie_id for one in metadata.absent):
+                naming.append(ledger_id)
+    return naming
+
+
+@dataclass(slots=True)
+class BookieReport:
+    """One bookie of the cluster."""
+
+    bookie_id: str
+    state: str
+    """"writable", "read-only", "silent" (registered, and gave no answer) or "down"."""
+    rack: str = ""
+    weight: float | None = None
+    addresses: list[str] = field(default_factory=list)
+    ledgers: int = 0
+    """How many ledgers name it."""
+    gone_s: float | None = None
+    """For how long the auditor has seen it to be gone."""
+    disk_free_bytes: int | None = None
+    ledgers_damaged: int | None = None
+    """How many ledgers it has marks of lost data for (rule 4)."""
+    uptime_s: float | None = None
+
+
+@dataclass(slots=True)
+class AutoRecoveryState:
+    """The auditor, the workers, and the tasks."""
+
+    auditor: str | None = None
+    """The name of the auditor that is elected; None for none."""
+    record: AuditorRecord = field(default_factory=AuditorRecord)
+    """What the auditor wrote last."""
+    workers: list[WorkerRecord] = field(default_factory=list)
+    is_paused: bool = False
+    refs: list[TaskRef] = field(default_factory=list)
+    tasks: list[tuple[TaskRef, RepairTask]] = field(default_factory=list)
+    """The contents of the first of these tasks."""
+
+    @property
+    def by_copies(self) -> dict[int, int]:
+        """Return how many tasks there are, by the number of good copies."""
+        return dict(sorted(Counter(ref.copies for ref in self.refs).items()))
+
+    @property
+    def estimate_s(self) -> float | None:
+        """Return how long the tasks will take, by what the workers have done so far; None for unknown."""
+        if not self.refs:
+            return 0.0
+        repaired = sum(worker.repaired for worker in self.workers)
+        if not repaired or self.is_paused:
+            return None
+        busy_s = sum(worker.busy_s for worker in self.workers)
+        return (len(self.refs) + self.record.waiting) * busy_s / repaired / len(self.workers)
+
+    def to_document(self) -> dict[str, Any]:
+        """Return what `autorecovery status -o json` prints."""
+        return {
+            "paused": self.is_paused,
+            "auditor": self.auditor,
+            "tasks": len(self.refs),
+            "waiting": self.record.waiting,
+            "tasks_by_copies": {str(copies): count for copies, count in self.by_copies.items()},
+            "estimate_s": self.estimate_s,
+            "workers": [asdict(worker) for worker in self.workers],
+            "last_audit": asdict(self.record),
+            "failed": [
+                {"ledger_id": ref.ledger_id, "copies": ref.copies, **asdict(task)}
+                for ref, task in self.tasks
+                if task.attempts
+            ],
+        }
+
+
+async def auto_recovery_state(context: ClientContext) -> AutoRecoveryState:
+    """Read who audits, who repairs, and which tasks there are."""
+    store = context.ledgers.store
+    tasks = RepairTasks(store)
+    state = AutoRecoveryState()
+    leader = await LeaderElection(store, AUDITOR_ELECTION).leader()
+    state.auditor = None if leader is None else leader.decode(errors="replace")
+    state.record, _ = await tasks.auditor()
+    state.workers = await tasks.workers()
+    state.is_paused = await tasks.is_paused()
+    state.refs = await tasks.refs()
+    for ref in state.refs[:_TASKS_READ_MAX]:
+        try:
+            state.tasks.append((ref, (await tasks.read(ref))[0]))
+        except (NoSuchKeyError, MetadataCorruptError):
+            continue
+    return state
+
+
+@dataclass(slots=True)
+class ClusterSurvey:
+    """The state of a cluster."""
+
+    bookies: list[BookieReport]
+    ledgers: dict[str, int]
+    """How many ledgers there are, by state."""
+    under_replicated: dict[int, int]
+    """Ledgers of which a complete fragment names a bookie that is down, by the number of good copies."""
+    growing_on_down: int
+    """Ledgers not CLOSED whose last fragment names a bookie that is down."""
+    absent: int
+    """Ledgers with entries that a repair found nowhere."""
+    given_up: int
+    """Ledgers that were closed with a loss."""
+    unreadable: int
+    """Ledgers whose metadata do not parse."""
+    auto_recovery: AutoRecoveryState
+    problems: list[Problem]
+
+    @property
+    def condition(self) -> Condition:
+        """Return the worst condition of all problems."""
+        return max((problem.condition for problem in self.problems), default=Condition.HEALTHY)
+
+
+async def survey(context: ClientContext) -> ClusterSurvey:
+    """Survey the cluster.
+
+    Raises:
+        MetadataUnavailableError: the store does not answer.
+    """
+    await context.pool.directory.refresh()
+    index = LedgerIndex()
+    states: Counter[str] = Counter()
+    absent = given_up = unreadable = 0
+    async with aclosing(all_metadata(context)) as found:
+        async for ledger_id, metadata in found:
+            try:
+                if isinstance(metadata, MetadataCorruptError):
+                    raise metadata
+                metadata, layout, _ = await layout_in_full(context, metadata)
+            except MetadataCorruptError:
+                unreadable += 1
+                continue
+            except NoSuchLedgerError:
+                continue
+            index.note(ledger_id, layout)
+            states[metadata.state.value] += 1
+            absent += bool(metadata.absent)
+            given_up += metadata.given_up is not None
+    recovery = await auto_recovery_state(context)
+    bookies = await _report_bookies(context, index, recovery.record)
+    down = {one.bookie_id for one in bookies if one.state == "down"}
+    lacking = Counter(one.copies for one in index.lacking(down)[0])
+    growing = len(index.growing_on(down))
+    problems = judge(
+        down={one.bookie_id: one.ledgers for one in bookies if one.state == "down"},
+        impaired=[one.bookie_id for one in bookies if one.state in ("read-only", "silent")],
+        damaged=[one.bookie_id for one in bookies if one.ledgers_damaged],
+        lacking=lacking,
+        tasks=recovery.by_copies,
+        growing_on_down=growing,
+        absent=absent,
+        unreadable=unreadable,
+        is_paused=recovery.is_paused,
+        has_auditor=recovery.auditor is not None and bool(recovery.workers),
+    )
+    return ClusterSurvey(
+        bookies, dict(sorted(states.items())), dict(sorted(lacking.items())), growing, absent, given_up,
+        unreadable, recovery, problems,
+    )  # fmt: skip
+
+
+async def _report_bookies(
+    context: ClientContext, index: LedgerIndex, record: AuditorRecord
+) -> list[BookieReport]:
+    running = context.pool.directory.available
+    known = {*await registered_bookies(context.ledgers.store), *running, *index.bookies()}
+
+    async def report(bookie_id: str) -> BookieReport:
+        ledgers = len(index.ledgers_of(bookie_id))
+        registration = running.get(bookie_id)
+        if registration is None:
+            gone_s = record.gone_s.get(bookie_id)
+            return BookieReport(bookie_id, "down", ledgers=ledgers, gone_s=gone_s)
+        return await _ask(context, registration, ledgers)
+
+    return list(await asyncio.gather(*map(report, sorted(known))))
+
+
+async def _ask(context: ClientContext, record: BookieRecord, ledgers: int) -> BookieReport:
+    state = "writable" if record.is_writable else "read-only"
+    found = BookieReport(record.bookie_id, state, record.rack, record.weight, list(record.addresses), ledgers)
+    try:
+        connection = await context.pool.get(record.bookie_id)
+        _, body = await connection.call(Info(), Done, timeout_s=_INFO_TIMEOUT_S)
+        figures = json.loads(bytes(body))
+        found.disk_free_bytes = figures["storage"]["disk"]["free_bytes"]
+        ledgers_here = figures["storage"]["ledgers"]
+        found.ledgers_damaged = ledgers_here["damaged"] or int(bool(ledgers_here["all_damaged"]))
+        found.uptime_s = figures["uptime_s"]
+    except (BookKeeperError, *MALFORMED):
+        found.state = "silent"
+    return found

@@ -1,0 +1,446 @@
+"""The auditor: finds the ledgers that lack copies, and makes a repair task for each.
+
+One auditor of the cluster is elected. An election is no lock, so two may audit for a moment. Then a ledger
+may get two tasks: the worker of the second one finds nothing to do.
+
+The shell around `client_aio.core.audit`. Three tasks run while this process leads:
+
+- *Passes* over the metadata keep the index of ledgers by bookie. The first reads all ledgers, later ones read
+  new ledgers and those that are not CLOSED. A look at the registered bookies costs no read.
+- *Checks* compare what bookies list with what they owe, at a bounded rate. A ledger is checked after it was
+  closed, after a bookie of it came back or reported lost data, and once a day. So the seats
+  that were never filled are found: those of ledgers that began below E, or were closed at the ack quorum.
+- *Looks* notice the bookies that are gone for longer than the delay, and make the tasks.
+
+Nothing here changes a ledger or a bookie.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from bookie_aio.wire.messages import Done, Info
+from client_aio.admin.replicas import list_replicas, parts_of, verify_replica
+from client_aio.admin.survey import AUDITOR_ELECTION, layout_in_full
+from client_aio.core.audit import (
+    BookieStates,
+    Checks,
+    LedgerIndex,
+    ReplicaState,
+    Rotation,
+    copies_by_replicas,
+    layout_of,
+    marks_stay,
+    seats_to_repair,
+)
+from client_aio.core.repair_plan import Part
+from client_aio.election import LeaderElection
+from metadata.access.repair_tasks import (
+    REASON_LOST,
+    REASON_MARKED,
+    REASON_MISSING,
+    AuditorRecord,
+    RepairTask,
+    RepairTasks,
+    TaskRef,
+)
+from metadata.errors import (
+    BookKeeperError,
+    ClientClosedError,
+    MetadataCorruptError,
+    NoSuchKeyError,
+    NoSuchLedgerError,
+)
+from metadata.ids import MALFORMED
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable
+
+    from client_aio.admin.replicas import Replica
+    from client_aio.config import AutoRecoveryConfig
+    from client_aio.context import ClientContext
+    from metadata.model.ledger import LedgerMetadata
+    from metadata.store import Version
+
+logger = logging.getLogger(__name__)
+
+_CHECKS_AT_ONCE = 4
+_REREAD_S = 5.0
+_READ_AHEAD = 1024
+"""A pass reads metadata in bites of so many ledgers, so that the first one needs no list of all of them."""
+_SAMPLE_ENTRIES = 64
+"""So many entries of one replica are read in a check, at random, with their digests."""
+
+
+def replica_states(replicas: Iterable[Replica]) -> list[ReplicaState]:
+    """Return the states of the replicas of complete fragments."""
+    return [
+        ReplicaState(
+            one.bookie_id, one.first_entry, one.entries_missing == 0, one.is_damaged, bool(one.error)
+        )
+        for one in replicas
+        if one.entries_owed is not None
+    ]
+
+
+class Auditor:
+    """A candidate for the cluster's auditor."""
+
+    def __init__(self, context: ClientContext, config: AutoRecoveryConfig, name: str) -> None:
+        self._context = context
+        self._config = config
+        self._name = name
+        self._tasks = RepairTasks(context.ledgers.store)
+        self._loop = asyncio.get_running_loop()
+        self._begin(AuditorRecord())
+
+    def _begin(self, record: AuditorRecord) -> None:
+        """Begin with an empty index, and with what the auditor before this one saw of the bookies."""
+        config = self._config
+        self.index = LedgerIndex()
+        self.states = BookieStates(config.lost_bookie_delay_s, 2 * config.look_interval_s, record.gone_s)
+        self.record = AuditorRecord(name=self._name, delay_s=config.lost_bookie_delay_s)
+        self._versions: dict[int, Version] = {}  # of unbounded ledgers, whose pages cost further reads
+        self._unreadable: set[int] = set()
+        self._growing_turns = Rotation(1e-6)  # all of them in each pass, up to the limit
+        self._closed_turns = Rotation(config.reread_interval_s)
+        self._check_turns = Rotation(config.check_interval_s)
+        self._listed: list[int] = []
+        self._checks = Checks()
+        self._found: dict[int, tuple[int, dict[str, list[str]]]] = {}  # by checks, and no task yet
+        self._refs: dict[int, TaskRef] = {}
+        self._reasons: dict[int, dict[str, list[str]]] = {}  # those of the tasks that this auditor made
+        self._told: dict[str, tuple[Any, ...]] = {}  # what each bookie said last of lost data
+        self._reads = 0
+        self._pass_now = asyncio.Event()
+        self._reread_at = 0.0
+        self._is_dirty = True  # whether tasks may have to be made
+        self._written: AuditorRecord | None = None
+
+    async def run(self) -> None:
+        """Stand for election, and audit while elected, until cancelled."""
+        async with LeaderElection(self._tasks.store, AUDITOR_ELECTION, self._name.encode()) as election:
+            while True:
+                await election.gained()
+                logger.info("auditor=%s audits the cluster", self._name)
+                try:
+                    async with asyncio.TaskGroup() as group:
+                        lost = group.create_task(election.lost())
+                        jobs = [group.create_task(job()) for job in await self._jobs()]
+                        await asyncio.wait([lost, *jobs], return_when=asyncio.FIRST_COMPLETED)
+                        for task in (lost, *jobs):
+                            task.cancel()
+                except* BookKeeperError as errors:
+                    logger.warning("auditor=%s begins again: %s", self._name, errors.exceptions[0])
+                    await asyncio.sleep(self._config.look_interval_s)
+
+    async def _jobs(self) -> list[Callable[[], Coroutine[Any, Any, None]]]:
+        record, _ = await self._tasks.auditor()
+        self._begin(record)
+        return [
+            self._again(self._pass, self._config.pass_interval_s, self._pass_now),
+            self._again(self._look, self._config.look_interval_s),
+            self._again(self._check_due, 1.0),
+            self._again(self._ask_bookies, self._config.info_interval_s),
+        ]
+
+    def _again(
+        self,
+        step: Callable[[float], Awaitable[None]],
+        interval_s: float,
+        wake: asyncio.Event | None = None,
+    ) -> Callable[[], Coroutine[Any, Any, None]]:
+        """Return a job that runs a step for ever, with the time since it began the step before.
+
+        Args:
+            wake: ends the pause between two steps early, when it is set.
+        """
+        wake = wake or asyncio.Event()
+
+        async def run() -> None:
+            before = self._loop.time()
+            while True:
+                now = self._loop.time()
+                elapsed_s, before = now - before, now
+                try:
+                    await step(elapsed_s)
+                except ClientClosedError:
+                    raise
+                except BookKeeperError as error:
+                    logger.warning("auditor=%s %s: %s", self._name, step.__name__.strip("_"), error)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(interval_s):
+                        await wake.wait()
+                wake.clear()
+
+        return run
+
+    # --- the index -----------------------------------------------------------------------------
+
+    async def _pass(self, elapsed_s: float) -> None:
+        """List all ledgers, and read those that may have changed."""
+        began = self._loop.time()
+        config, growing = self._config, self.index.growing
+        wanted: list[int] = self._growing_turns.next(sorted(growing), elapsed_s, config.reads_per_pass)
+        closed = [one for one in self._listed if one not in growing]
+        wanted += self._closed_turns.next(closed, elapsed_s, config.reads_per_pass)
+        listed: list[int] = []
+        async for ledger_id in self._context.ledgers.ledger_ids(sync=True):
+            listed.append(ledger_id)
+            if ledger_id not in self.index:
+                wanted.append(ledger_id)
+            if len(wanted) >= _READ_AHEAD:
+                await self._read_all(wanted)
+                wanted.clear()
+        await self._read_all(wanted)
+        present = set(listed)
+        for ledger_id in [one for one in self.index.ids() if one not in present]:
+            self._drop(ledger_id)
+        self._unreadable &= present
+        self._listed = listed
+        self.record = replace(
+            self.record,
+            ledgers=len(self.index),
+            ledgers_open=len(self.index.growing),
+            ledgers_unreadable=len(self._unreadable),
+            passes=self.record.passes + 1,
+            pass_s=round(self._loop.time() - began, 3),
+            reads=self._reads,
+        )
+
+    async def _read_all(self, ledger_ids: Iterable[int]) -> None:
+        """Read the metadata of some ledgers, a few at once."""
+        waiting = iter(list(ledger_ids))
+
+        async def take_turns() -> None:
+            for ledger_id in waiting:
+                await self._read(ledger_id)
+
+        await _all_of(take_turns, self._config.reads_at_once)
+
+    async def _read(self, ledger_id: int) -> None:
+        self._reads += 1
+        try:
+            metadata, version = await self._context.ledgers.read(ledger_id)
+            if metadata.is_unbounded and self._versions.get(ledger_id) == version:
+                return  # Every change of the pages changes the head.
+            metadata, layout, pages = await layout_in_full(self._context, metadata)
+            self._reads += pages
+        except NoSuchLedgerError:
+            self._drop(ledger_id)
+            return
+        except MetadataCorruptError as error:
+            if ledger_id not in self._unreadable:
+                logger.error("ledger=%d cannot be audited: %s", ledger_id, error)
+            self._unreadable.add(ledger_id)
+            return
+        self._unreadable.discard(ledger_id)
+        if metadata.is_unbounded:
+            self._versions[ledger_id] = version
+        was_known, was_growing = ledger_id in self.index, ledger_id in self.index.growing
+        self._is_dirty |= self.index.note(ledger_id, layout)
+        if metadata.is_closed and (was_growing or (self.record.passes and not was_known)):
+            # It may have been written, or closed, below E or at its ack quorum.
+            self._checks.add(ledger_id, self._loop.time() + self._config.lost_bookie_delay_s)
+
+    def _drop(self, ledger_id: int) -> None:
+        self.index.drop(ledger_id)
+        self._versions.pop(ledger_id, None)
+        self._unreadable.discard(ledger_id)
+        self._found.pop(ledger_id, None)
+
+    # --- looks, and tasks ----------------------------------------------------------------------
+
+    async def _look(self, elapsed_s: float) -> None:
+        """Notice the bookies that are gone for too long, and those that have come back."""
+        running = {name: record.nonce for name, record in self._context.pool.directory.available.items()}
+        # A bookie that no ledger in the index names may be named by a new one.
+        known = {*self.index.bookies(), *self._context.pool.directory.last_known}
+        for bookie_id in self.states.look(known, running, elapsed_s):
+            logger.info("auditor=%s bookie=%s is back: its ledgers are checked", self._name, bookie_id)
+            self._check_ledgers_of(bookie_id)
+        lost = self.states.lost
+        if lost != self.record.lost:
+            self._is_dirty = True
+            self.record = replace(self.record, waiting=0)  # Look at all ledgers again.
+            self._pass_now.set()  # The newest ledgers are not in the index yet.
+            logger.warning("auditor=%s lost bookies: %s", self._name, ", ".join(lost) or "none")
+        await self._reread_growing(lost)
+        quantum = max(1.0, min(10.0, self._config.lost_bookie_delay_s / 10))
+        gone_s = {name: gone_s // quantum * quantum for name, gone_s in self.states.gone_s.items()}
+        self.record = replace(self.record, lost=lost, gone_s=gone_s)
+        if self._is_dirty or self._refs:
+            await self._make_tasks(lost)
+        if self.record != self._written:
+            await self._tasks.write_auditor(self.record)
+            self._written = self.record
+
+    async def _reread_growing(self, lost: list[str]) -> None:
+        """Read the open ledgers on lost bookies more often than others: their writers replace these bookies.
+
+        The fragment before such a change is complete, and is repaired.
+        """
+        now = self._loop.time()
+        if lost and now >= self._reread_at:
+            self._reread_at = now + _REREAD_S
+            await self._read_all(self.index.growing_on(lost)[: self._config.reads_per_pass])
+
+    async def _make_tasks(self, lost: list[str]) -> None:
+        """Make the tasks that there have to be and are not, those with the fewest good copies first."""
+        refs = {ref.ledger_id: ref for ref in await self._tasks.refs()}
+        done = [ledger_id for ledger_id in self._refs if ledger_id not in refs]
+        self._refs = refs
+        if done:
+            await self._read_all(done)
+            for ledger_id in done:
+                self._reasons.pop(ledger_id, None)
+        room = self._config.tasks_max - len(refs)
+        has_room = room > self._config.tasks_max // 5 or not self.record.waiting
+        if not (has_room and (self._is_dirty or self.record.waiting)):
+            return
+        self._is_dirty = False
+        # Not all of them: 100,000 ledgers at once would hold the event loop for seconds.
+        scarcest, total = self.index.lacking(lost, self._config.tasks_max)
+        lacking = {one.ledger_id: (one.copies, {REASON_LOST: list(one.bookies)}) for one in scarcest}
+        for ledger_id, (copies, reasons) in self._found.items():
+            before, others = lacking.get(ledger_id, (copies, {}))
+            lacking[ledger_id] = (min(copies, before), {**others, **reasons})
+        order = sorted(lacking, key=lambda one: (lacking[one][0], one))
+        new = [one for one in order if one not in refs]
+        changed = [one for one in order if one in refs and _adds(lacking[one][1], self._reasons.get(one, {}))]
+        left = total - len(scarcest) + max(len(new) - max(room, 0), 0)
+        self.record = replace(self.record, waiting=left)
+        waiting = iter([*changed, *new[: max(room, 0)]])
+
+        async def take_turns() -> None:
+            for ledger_id in waiting:
+                await self._make_task(ledger_id, *lacking[ledger_id])
+
+        try:
+            await _all_of(take_turns, self._config.reads_at_once)
+        except BaseException:
+            self._is_dirty = True
+            raise
+        if changed or new:
+            made = len(changed) + min(len(new), max(room, 0))
+            logger.info("auditor=%s made %d repair tasks, %d ledgers wait", self._name, made, left)
+
+    async def _make_task(self, ledger_id: int, copies: int, reasons: dict[str, list[str]]) -> None:
+        """Make a ledger's task, or put one with more reasons in the place of the one there is."""
+        known = self._refs.get(ledger_id)
+        task = RepairTask(reasons, self._context.now_ms())
+        if known is not None:
+            try:
+                stored, _ = await self._tasks.read(known)
+                task = stored.merged(reasons)
+                if task is stored and known.copies <= copies:
+                    self._reasons[ledger_id] = task.reasons  # Another auditor made it.
+                    self._found.pop(ledger_id, None)
+                    return
+            except (NoSuchKeyError, MetadataCorruptError):
+                known = None
+        ref = TaskRef(max(copies, 0), ledger_id, self._context.draw_token())
+        await self._tasks.create(ref, task)
+        if known is not None:
+            # After the creation: an auditor that is killed in between leaves a task too many, not none.
+            await self._tasks.done(known, None)
+        self._refs[ledger_id] = ref
+        self._reasons[ledger_id] = task.reasons
+        self._found.pop(ledger_id, None)
+        logger.debug("ledger=%d is to be repaired: copies=%d %s", ledger_id, copies, reasons)
+
+    # --- checks --------------------------------------------------------------------------------
+
+    def _check_ledgers_of(self, bookie_id: str) -> None:
+        now = self._loop.time()
+        for ledger_id in self.index.ledgers_of(bookie_id):
+            self._checks.add(ledger_id, now)
+
+    async def _check_due(self, elapsed_s: float) -> None:
+        """Check the ledgers that are due, and those whose turn has come."""
+        count = max(int(self._config.checks_per_s), 1)
+        due = self._checks.take(self._loop.time(), count)
+        due += self._check_turns.next(self._listed, elapsed_s, count - len(due))
+        waiting = iter(due)
+
+        async def take_turns() -> None:
+            for ledger_id in waiting:
+                try:
+                    await self._check(ledger_id)
+                except NoSuchLedgerError:
+                    self._drop(ledger_id)
+
+        await _all_of(take_turns, _CHECKS_AT_ONCE)
+
+    async def _check(self, ledger_id: int) -> None:
+        """Compare what the bookies of one ledger list with what they owe, and read a sample."""
+        if ledger_id in self._refs or ledger_id not in self.index:
+            return  # Its worker looks at it.
+        metadata, _ = await self._context.ledgers.read(ledger_id)
+        states = replica_states(await list_replicas(self._context, ledger_id))
+        seats = seats_to_repair(states, (), (), marks_stay(metadata))
+        bad = set(seats.in_place)
+        if not bad:
+            bad = await self._sample(metadata)
+        self.record = replace(self.record, checked=self.record.checked + 1)
+        if not bad:
+            return
+        marked = {one.bookie_id for one in states if one.is_marked} & bad
+        reasons = {REASON_MISSING: sorted(bad - marked), REASON_MARKED: sorted(marked)}
+        layout = self.index.layout(ledger_id) or layout_of(metadata)
+        self._found[ledger_id] = (
+            copies_by_replicas(layout, states),
+            {reason: bookies for reason, bookies in reasons.items() if bookies},
+        )
+        self._is_dirty = True
+
+    async def _sample(self, metadata: LedgerMetadata) -> set[str]:
+        """Read a few entries of one replica; return its bookie if one is missing or damaged there."""
+        parts, rng = parts_of(metadata), self._context.tokens
+        if not parts:
+            return set()
+        part = rng.choice(parts)
+        bookie_id = rng.choice(part.bookies)
+        first = rng.randint(part.first_entry, part.last_entry)
+        last = min(first + _SAMPLE_ENTRIES - 1, part.last_entry)
+        sample = Part(first, last, part.content_term, part.bookies)
+        found = await verify_replica(self._context, metadata, sample, bookie_id)
+        return {bookie_id} if not found.error and found.missing + found.damaged else set()
+
+    async def _ask_bookies(self, elapsed_s: float) -> None:
+        """Ask every bookie whether it lost data; where that has changed, check its ledgers."""
+        if not self.record.passes:
+            return
+        for bookie_id, record in list(self._context.pool.directory.available.items()):
+            try:
+                connection = await self._context.pool.get(bookie_id)
+                _, body = await connection.call(Info(), Done, timeout_s=self._context.config.read_timeout_s)
+                ledgers = json.loads(bytes(body))["storage"]["ledgers"]
+                told = (record.nonce, ledgers["damaged"], ledgers["all_damaged"])
+            except (BookKeeperError, *MALFORMED) as error:
+                logger.info("auditor=%s bookie=%s says nothing: %s", self._name, bookie_id, error)
+                continue
+            if told != self._told.get(bookie_id) and (ledgers["damaged"] or ledgers["all_damaged"]):
+                logger.warning("auditor=%s bookie=%s lost data: %s", self._name, bookie_id, told)
+                self._check_ledgers_of(bookie_id)
+            self._told[bookie_id] = told
+
+
+def _adds(reasons: dict[str, list[str]], known: dict[str, list[str]]) -> bool:
+    """Return whether there is a bookie under a reason that was not known."""
+    return any(set(bookies) - set(known.get(reason, ())) for reason, bookies in reasons.items())
+
+
+async def _all_of(take_turns: Callable[[], Coroutine[Any, Any, None]], count: int) -> None:
+    """Run so many tasks of a kind at once; raise the first error of one."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(count):
+                group.create_task(take_turns())
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None

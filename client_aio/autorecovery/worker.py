@@ -1,0 +1,336 @@
+"""A worker: takes repair tasks one after another, and makes the copies (rule 14).
+
+The shell around `client_aio.core.audit`. All writes to bookies and to ledgers' metadata are those of
+`client_aio.admin.repair`. So the safety of a repair does not depend on tasks, locks or elections:
+
+- A task says only where to look. The worker reads the ledger's metadata and asks its bookies first.
+- A lost bookie loses its seats. It may be lost by the auditor's word only, and not registered at this moment.
+- A bookie that answers is repaired in its own place, and its mark is lifted where that is right.
+- A task is deleted when a second look at the bookies finds every copy, and at the version that was read. A
+  task to which the auditor has added something meanwhile stays.
+
+A worker that is killed leaves copies that nobody names, or a fragment that is repaired. Its lock ends with
+its session, and another worker takes the task. One task at a time: memory does not grow with the tasks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import aclosing, suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from client_aio.admin.repair import Repair
+from client_aio.admin.replicas import list_replicas
+from client_aio.autorecovery.auditor import replica_states
+from client_aio.core.audit import Seats, TokenBucket, marks_stay, retry_after_s, seats_to_repair
+from metadata.access.repair_tasks import RepairTask, RepairTasks, TaskRef, WorkerRecord
+from metadata.errors import (
+    BookKeeperError,
+    ClientClosedError,
+    KeyExistsError,
+    MetadataCorruptError,
+    NoSuchKeyError,
+    NoSuchLedgerError,
+    VersionConflictError,
+)
+from metadata.owned_task import OwnedTask
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable
+
+    from client_aio.config import AutoRecoveryConfig
+    from client_aio.context import ClientContext
+    from metadata.model.ledger import LedgerMetadata
+    from metadata.store import Registration, Version
+
+logger = logging.getLogger(__name__)
+
+_BURST_S = 0.25
+"""After a pause a worker may read at once what it may read in this time."""
+_LIST_AGAIN_S = 5.0
+"""A list of the tasks is used for this time, or until all of them were tried."""
+_RETRY_S = 1.0
+_RELEASE_S = 2.0
+"""A process that ends does not wait longer for the metadata store."""
+
+
+async def _release(registration: Registration) -> None:
+    """Remove an ephemeral key; where the store does not answer in time, its session's end removes it."""
+    with suppress(BookKeeperError, TimeoutError):
+        async with asyncio.timeout(_RELEASE_S):
+            await registration.close()
+
+
+class Outcome(NamedTuple):
+    """The result of one attempt."""
+
+    is_done: bool
+    error: str = ""
+    entries_lost: int = 0
+
+
+class Worker:
+    """Repairs the ledgers of tasks."""
+
+    def __init__(self, context: ClientContext, config: AutoRecoveryConfig, name: str) -> None:
+        self._context = context
+        self._config = config
+        self._tasks = RepairTasks(context.ledgers.store)
+        self._loop = asyncio.get_running_loop()
+        rate = float(config.worker_bytes_per_s)
+        self._bucket = TokenBucket(rate, rate * _BURST_S)
+        self._queue: list[TaskRef] = []
+        self._listed_at = -_LIST_AGAIN_S
+        self._rests: dict[str, tuple[int, float]] = {}  # attempts of a task, and when it may be tried again
+        self._wake = asyncio.Event()
+        self._paused = asyncio.Event()
+        self._resumed = asyncio.Event()
+        self.record = WorkerRecord(name)
+
+    async def run(self) -> None:
+        """Do tasks until cancelled. Errors of the metadata store are waited out."""
+        followers = [
+            OwnedTask(self._follow_tasks, "repair tasks"),
+            OwnedTask(self._follow_pause, "repair pause"),
+            OwnedTask(self._follow_bookies, "repair bookies"),
+        ]
+        registration: Registration | None = None
+        try:
+            while True:
+                try:
+                    if registration is None:
+                        registration = await self._tasks.announce(self.record)
+                    await self._resumed.wait()
+                    ref = await self._next()
+                    if ref is None:
+                        await self._rest()
+                        continue
+                    await self._do(ref, registration)
+                except ClientClosedError:
+                    raise
+                except KeyExistsError as error:
+                    logger.warning("worker=%s cannot register: %s", self.record.name, error)
+                except BookKeeperError as error:
+                    logger.warning("worker=%s goes on: %s", self.record.name, error)
+                    await asyncio.sleep(_RETRY_S)
+        finally:
+            for follower in followers:
+                follower.cancel()
+            if registration is not None:
+                await _release(registration)
+
+    # --- choosing a task -----------------------------------------------------------------------
+
+    async def _next(self) -> TaskRef | None:
+        """Return a task that nobody works at, with as few good copies as any; None for none."""
+        now = self._loop.time()
+        if not self._queue or now - self._listed_at > _LIST_AGAIN_S:
+            self._queue = await self._tasks.refs()
+            self._listed_at = now
+            present = {ref.name for ref in self._queue}
+            self._rests = {name: rest for name, rest in self._rests.items() if name in present}
+        if not self._queue:
+            return None
+        locked = await self._tasks.locked()
+        free = [
+            ref
+            for ref in self._queue
+            if ref.ledger_id not in locked and self._rests.get(ref.name, (0, 0.0))[1] <= now
+        ]
+        if not free:
+            self._queue = []
+            return None
+        # At random among equals: two workers seldom reach for the same lock.
+        equals = [ref for ref in free if ref.copies == free[0].copies]
+        ref = self._context.tokens.choice(equals)
+        self._queue.remove(ref)
+        return ref
+
+    async def _rest(self) -> None:
+        """Wait for a new task, for the end of a task's pause, or for the poll interval."""
+        now = self._loop.time()
+        ends = [at - now for _, at in self._rests.values() if at > now]
+        self._wake.clear()
+        self._queue = []
+        with suppress(TimeoutError):
+            async with asyncio.timeout(min([*ends, self._config.poll_interval_s])):
+                await self._wake.wait()
+
+    async def _follow(
+        self, make: Callable[[], AsyncGenerator[None, None]], changed: Callable[[], object]
+    ) -> None:
+        while True:
+            try:
+                async with aclosing(make()) as changes:
+                    async for _ in changes:
+                        changed()
+            except ClientClosedError:
+                return
+            except BookKeeperError as error:
+                logger.info("worker=%s watches again: %s", self.record.name, error)
+            await asyncio.sleep(_RETRY_S)
+
+    async def _follow_tasks(self) -> None:
+        await self._follow(self._tasks.watch_tasks, self._wake.set)
+
+    async def _follow_pause(self) -> None:
+        while True:
+            try:
+                async with aclosing(self._tasks.watch_pause()) as changes:
+                    async for _ in changes:
+                        is_paused = await self._tasks.is_paused()
+                        (self._paused if is_paused else self._resumed).set()
+                        (self._resumed if is_paused else self._paused).clear()
+            except ClientClosedError:
+                return
+            except BookKeeperError as error:
+                logger.info("worker=%s watches again: %s", self.record.name, error)
+            await asyncio.sleep(_RETRY_S)
+
+    async def _follow_bookies(self) -> None:
+        """Try every task again when bookies have come or gone: the reason of its failure may be over."""
+        directory = self._context.pool.directory
+        before = set(directory.available)
+        while True:
+            await directory.wait_for_change(self._config.poll_interval_s)
+            now = set(directory.available)
+            if now != before:
+                before = now
+                self._rests = {name: (attempts, 0.0) for name, (attempts, _) in self._rests.items()}
+                self._wake.set()
+
+    # --- doing a task --------------------------------------------------------------------------
+
+    async def _do(self, ref: TaskRef, registration: Registration) -> None:
+        try:
+            lock = await self._tasks.lock(ref.ledger_id, self.record.name)
+        except KeyExistsError:
+            return  # Another worker was first.
+        try:
+            await self._do_locked(ref, registration)
+        finally:
+            await _release(lock)
+
+    async def _do_locked(self, ref: TaskRef, registration: Registration) -> None:
+        try:
+            task, version = await self._tasks.read(ref)
+        except NoSuchKeyError:
+            return
+        except MetadataCorruptError as error:
+            logger.error("repair task %s is dropped: %s", ref.name, error)
+            await self._tasks.done(ref, None)
+            return
+        if task.attempts and self._rests.get(ref.name, (0, 0.0))[0] != task.attempts:
+            self._note_rest(ref, task.attempts)  # Another worker has failed at it.
+            return
+        workers = max(len(await self._tasks.worker_names()), 1)
+        share = self._config.cluster_bytes_per_s / workers
+        self._bucket.rate = min(float(self._config.worker_bytes_per_s), share)
+        self.record = replace(self.record, ledger_id=ref.ledger_id)
+        await registration.update(self.record.to_json())
+        began = self._loop.time()
+        try:
+            outcome = await self._unless_paused(ref, task)
+            if outcome is not None:
+                await self._settle(ref, task, version, outcome)
+        finally:
+            busy_s = round(self.record.busy_s + self._loop.time() - began, 3)
+            self.record = replace(self.record, ledger_id=None, busy_s=busy_s)
+            with suppress(BookKeeperError):
+                await registration.update(self.record.to_json())
+
+    async def _unless_paused(self, ref: TaskRef, task: RepairTask) -> Outcome | None:
+        """Make an attempt; give it up, and return None, when an operator pauses auto recovery."""
+        attempt = asyncio.create_task(self._attempt(ref, task))
+        paused = asyncio.create_task(self._paused.wait())
+        try:
+            await asyncio.wait([attempt, paused], return_when=asyncio.FIRST_COMPLETED)
+            return attempt.result() if attempt.done() else None
+        finally:
+            for each in (attempt, paused):
+                each.cancel()
+            await asyncio.gather(attempt, paused, return_exceptions=True)
+
+    async def _settle(self, ref: TaskRef, task: RepairTask, version: Version, outcome: Outcome) -> None:
+        """Delete a task that is done; note the failure of another one, for people and for other workers."""
+        if outcome.is_done:
+            if await self._tasks.done(ref, version):
+                self.record = replace(self.record, repaired=self.record.repaired + 1)
+            return
+        logger.warning(
+            "worker=%s ledger=%d is not repaired: %s", self.record.name, ref.ledger_id, outcome.error
+        )
+        self.record = replace(self.record, failed=self.record.failed + 1)
+        self._note_rest(ref, task.attempts + 1)
+        with suppress(VersionConflictError, NoSuchKeyError):
+            await self._tasks.update(ref, task.failed(outcome.error, outcome.entries_lost), version)
+
+    def _note_rest(self, ref: TaskRef, attempts: int) -> None:
+        pause_s = retry_after_s(attempts, self._config.retry_s, self._config.retry_max_s)
+        self._rests[ref.name] = (attempts, self._loop.time() + pause_s)
+
+    async def _attempt(self, ref: TaskRef, task: RepairTask) -> Outcome:
+        """Repair a ledger as far as that is possible now."""
+        ledger_id, lost, errors = ref.ledger_id, 0, []
+        try:
+            await self._context.pool.directory.refresh()
+            seats = await self._look(ledger_id, task)
+            for bookie_id in (*seats.in_place, *seats.replaced):
+                try:
+                    lost += await self._repair(ledger_id, bookie_id, in_place=bookie_id in seats.in_place)
+                except NoSuchLedgerError:
+                    raise
+                except BookKeeperError as error:
+                    errors.append(f"{bookie_id}: {error}")
+            if not seats.in_place and not seats.replaced:
+                return Outcome(is_done=True)
+            left = await self._look(ledger_id, task)
+        except NoSuchLedgerError:
+            return Outcome(is_done=True)  # It was deleted.
+        except BookKeeperError as error:
+            return Outcome(is_done=False, error=str(error))
+        lacking = (*left.in_place, *left.replaced)
+        if not lacking:
+            return Outcome(is_done=True)
+        if lost:
+            errors.append(f"{lost:,} entries can be had from no bookie")
+        return Outcome(False, "; ".join(errors) or f"{', '.join(lacking)} still lacks entries", lost)
+
+    async def _look(self, ledger_id: int, task: RepairTask) -> Seats:
+        """Ask the bookies of a ledger; return what there is to do.
+
+        Raises:
+            NoSuchLedgerError: the ledger was deleted.
+        """
+        metadata: LedgerMetadata
+        metadata, _ = await self._context.ledgers.read(ledger_id, sync=True)
+        states = replica_states(await list_replicas(self._context, ledger_id))
+        running = self._context.pool.directory.available
+        return seats_to_repair(states, task.lost, running, marks_stay(metadata))
+
+    async def _repair(self, ledger_id: int, bookie_id: str, *, in_place: bool) -> int:
+        """Repair one bookie's part of a ledger; return how many entries no bookie returned."""
+        record = self._context.pool.directory.available.get(bookie_id)
+        # A bookie that is read-only takes no copies, so that its seat goes to another one.
+        by = bookie_id if in_place and record is not None and record.is_writable else None
+        report = await Repair(
+            self._context,
+            ledger_id,
+            bookie_id,
+            by=by,
+            recover_after_s=None,
+            password=b"",
+            on_progress=lambda _: None,
+            throttle=self._throttle,
+        ).run()
+        if report.mark_left:
+            logger.warning("ledger=%d bookie=%s keeps its mark: %s", ledger_id, bookie_id, report.mark_left)
+        return sum(run.entries for fragment in report.fragments for run in fragment.lost)
+
+    async def _throttle(self, size: int) -> None:
+        self.record = replace(self.record, bytes_read=self.record.bytes_read + size)
+        pause_s = self._bucket.take(size, self._loop.time())
+        if pause_s > 0:
+            await asyncio.sleep(pause_s)

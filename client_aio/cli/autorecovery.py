@@ -1,0 +1,102 @@
+"""`bookie-aio autorecovery`: have lost copies made again without an operator."""
+
+import asyncio
+import signal
+from typing import Annotated
+
+import typer
+
+import client_aio
+from bookie_aio import structured_logging
+from client_aio.admin.survey import auto_recovery_state
+from client_aio.autorecovery.service import AutoRecovery
+from client_aio.cli.options import (
+    LOST_BOOKIE_DELAY_S,
+    Invocation,
+    LostBookieDelay,
+    Placement,
+    PlacementOption,
+    command,
+    usage_error,
+)
+from client_aio.cli.text import recovery_text
+from client_aio.config import MIB, AutoRecoveryConfig
+from metadata.access.repair_tasks import RepairTasks
+from metadata.backends.uri import open_store
+
+app = typer.Typer(no_args_is_help=True, help="Have lost copies made again, and look at how that goes.")
+
+_DEFAULTS = AutoRecoveryConfig()
+
+
+@command(app, "run")
+async def run(
+    invocation: Invocation,
+    lost_bookie_delay: LostBookieDelay = LOST_BOOKIE_DELAY_S,
+    worker_rate: Annotated[
+        float, typer.Option(min=0.01, metavar="MIB", help="MiB per second that this worker reads at most.")
+    ] = _DEFAULTS.worker_bytes_per_s / MIB,
+    cluster_rate: Annotated[
+        float, typer.Option(min=0.01, metavar="MIB", help="MiB per second of all workers together.")
+    ] = _DEFAULTS.cluster_bytes_per_s / MIB,
+    check_interval: Annotated[
+        float,
+        typer.Option(min=1, metavar="SECONDS", help="Every ledger's replicas are checked once in this time."),
+    ] = _DEFAULTS.check_interval_s,
+    placement: PlacementOption = Placement.WEIGHTED,
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    log_json: Annotated[bool, typer.Option("--log-json", help="Log one JSON object a line.")] = False,
+) -> None:
+    """Run an auditor and a worker until Ctrl-C or SIGTERM; logs go to standard error.
+
+    Any number may run at once, also inside of bookies (`bookie serve --autorecovery`). One auditor is
+    elected. A worker that is killed leaves its task to another one. A bookie that is gone for longer than the
+    delay is lost. Its entries are copied to others, which get its seats.
+    """
+    level = log_level.upper()
+    if level not in ("DEBUG", "INFO", "WARNING", "ERROR"):
+        usage_error(f"--log-level {log_level!r} is not one of debug, info, warning, error")
+    structured_logging.configure(level=level, as_json=log_json)
+    config = AutoRecoveryConfig(
+        lost_bookie_delay_s=lost_bookie_delay,
+        worker_bytes_per_s=int(worker_rate * MIB),
+        cluster_bytes_per_s=int(cluster_rate * MIB),
+        check_interval_s=check_interval,
+    )
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    async with (
+        client_aio.connect(invocation.metadata_uri, placement=placement.policy) as client,
+        AutoRecovery(client, config) as recovery,
+    ):
+        invocation.output.document({"name": recovery.name}, text=f"auto recovery {recovery.name} runs")
+        await stop.wait()
+
+
+@command(app, "status")
+async def status(invocation: Invocation) -> None:
+    """Show who audits, who repairs, and which ledgers wait for a repair. `cluster status` shows more."""
+    async with client_aio.connect(invocation.metadata_uri) as client:
+        state = await auto_recovery_state(client._context)
+    invocation.output.document(state.to_document(), text=recovery_text(state))
+
+
+@command(app, "pause")
+async def pause(invocation: Invocation) -> None:
+    """Pause all workers. Repairs under way are given up; the auditor goes on making tasks."""
+    await _set_paused(invocation, is_paused=True)
+
+
+@command(app, "resume")
+async def resume(invocation: Invocation) -> None:
+    """End the pause."""
+    await _set_paused(invocation, is_paused=False)
+
+
+async def _set_paused(invocation: Invocation, *, is_paused: bool) -> None:
+    async with await open_store(invocation.metadata_uri) as store:
+        await RepairTasks(store).pause(is_paused)
+    text = "auto recovery is paused" if is_paused else "auto recovery goes on"
+    invocation.output.document({"paused": is_paused}, text=text)

@@ -1,0 +1,503 @@
+"""Auditing: which ledgers lack copies, and which of them to repair first (rule 14). Pure.
+
+The theory. A *layout* is what the audit has to know of a ledger: Qw, and the ensembles of its fragments.
+Many ledgers share one layout, so the index goes from a bookie to layouts, and from a layout to ledgers. Its
+memory grows with the ledgers by a few machine words each.
+
+Fragments are *complete* if they take no more entries: all of a CLOSED ledger, else all but the last. Only
+these are repaired (`client_aio.core.repair_plan`), so only these make a task. The last fragment of an open
+ledger is counted apart: its writer replaces a bookie that is gone when it adds the next time.
+
+The *good copies* of a ledger are those of the entry that has the fewest. That is the smallest number of good
+bookies in any write set of its complete fragments. Ledgers with the fewest come first.
+
+A bookie is *lost* when it was seen to be gone for longer than the delay. Time counts only while an auditor
+looks: a look that comes late counts for twice the interval at most. So an auditor that stood still, or was
+elected a moment ago, holds nobody for lost too early. A bookie that comes back is lost no more.
+
+A bookie that comes back may lack what was written without it. Its ledgers are *checked* when it has been
+back for the delay: its list of entries is compared with what it owes. A rolling restart makes no task.
+"""
+
+from __future__ import annotations
+
+import enum
+import heapq
+import itertools
+import sys
+from typing import TYPE_CHECKING, NamedTuple
+
+from client_aio.core.quorum import write_set
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+
+    from metadata.model.ledger import Fragment, LedgerMetadata
+
+Ensemble = tuple[str, ...]
+
+
+class Layout(NamedTuple):
+    """The ensembles of a ledger."""
+
+    write_quorum: int
+    complete: tuple[Ensemble, ...]
+    """The ensembles of the complete fragments, each once, sorted."""
+    growing: Ensemble
+    """The ensemble of the last fragment, if the ledger is not CLOSED; else empty."""
+
+    @property
+    def bookies(self) -> list[str]:
+        """Return all bookies that the ledger names, each once."""
+        names = [name for ensemble in (*self.complete, self.growing) for name in ensemble]
+        return list(dict.fromkeys(names))
+
+    def copies(self, bad: Collection[str]) -> int:
+        """Return the number of good copies of the entry that has the fewest; Qw if there is no fragment."""
+        return min(
+            (good_copies(ensemble, self.write_quorum, bad) for ensemble in self.complete),
+            default=self.write_quorum,
+        )
+
+    def concerned(self, bad: Collection[str]) -> list[str]:
+        """Return the bad bookies that complete fragments name."""
+        return sorted({name for ensemble in self.complete for name in ensemble if name in bad})
+
+
+def good_copies(ensemble: Sequence[str], write_quorum: int, bad: Collection[str]) -> int:
+    """Return the smallest number of bookies in a write set of one ensemble that are not bad."""
+    size = len(ensemble)
+    is_good = [name not in bad for name in ensemble]
+    return min(sum(is_good[seat] for seat in write_set(first, size, write_quorum)) for first in range(size))
+
+
+def layout_of(metadata: LedgerMetadata, fragments: Iterable[Fragment] = ()) -> Layout:
+    """Return the layout of a ledger.
+
+    Args:
+        metadata: as read, with the fragments of the head.
+        fragments: those in pages, of an unbounded ledger. All of them are complete.
+    """
+    complete = {fragment.bookies for fragment in fragments}
+    head = metadata.fragments if metadata.is_closed else metadata.fragments[:-1]
+    complete.update(fragment.bookies for fragment in head)
+    growing = () if metadata.is_closed else metadata.last_fragment.bookies
+    return Layout(metadata.write_quorum, tuple(sorted(complete)), growing)
+
+
+class Lacking(NamedTuple):
+    """A ledger that lacks copies: the good copies of its scarcest entry, and the bookies concerned."""
+
+    copies: int
+    ledger_id: int
+    bookies: tuple[str, ...]
+
+
+class LedgerIndex:
+    """Which ledgers name which bookie."""
+
+    def __init__(self) -> None:
+        self._layout_of: dict[int, Layout] = {}
+        self._ledgers_of: dict[Layout, set[int]] = {}
+        self._layouts_of: dict[str, dict[Layout, None]] = {}
+        self._shared: dict[Layout, Layout] = {}
+        self._growing: dict[int, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._layout_of)
+
+    def __contains__(self, ledger_id: int) -> bool:
+        return ledger_id in self._layout_of
+
+    @property
+    def growing(self) -> Collection[int]:
+        """Return the ledgers that are not CLOSED."""
+        return self._growing.keys()
+
+    def ids(self) -> list[int]:
+        """Return all ledgers, ascending."""
+        return sorted(self._layout_of)
+
+    def layout(self, ledger_id: int) -> Layout | None:
+        """Return the layout of a ledger; None for a ledger that is not in the index."""
+        return self._layout_of.get(ledger_id)
+
+    def note(self, ledger_id: int, layout: Layout) -> bool:
+        """Enter a ledger as it was read last; return whether anything has changed."""
+        known = self._layout_of.get(ledger_id)
+        if known == layout:
+            return False
+        if known is not None:
+            self.drop(ledger_id)
+        layout = self._shared.setdefault(layout, layout)
+        self._layout_of[ledger_id] = layout
+        if layout.growing:
+            self._growing[ledger_id] = None
+        ledgers = self._ledgers_of.get(layout)
+        if ledgers is not None:
+            ledgers.add(ledger_id)
+            return True
+        self._ledgers_of[layout] = {ledger_id}
+        for name in layout.bookies:
+            self._layouts_of.setdefault(name, {})[layout] = None
+        return True
+
+    def drop(self, ledger_id: int) -> None:
+        """Remove a ledger that was deleted."""
+        layout = self._layout_of.pop(ledger_id, None)
+        if layout is None:
+            return
+        self._growing.pop(ledger_id, None)
+        ledgers = self._ledgers_of[layout]
+        ledgers.remove(ledger_id)
+        if ledgers:
+            return
+        del self._ledgers_of[layout], self._shared[layout]
+        for name in layout.bookies:
+            layouts = self._layouts_of[name]
+            del layouts[layout]
+            if not layouts:
+                del self._layouts_of[name]
+
+    def bookies(self) -> list[str]:
+        """Return the bookies that some ledger names, sorted."""
+        return sorted(self._layouts_of)
+
+    def ledgers_of(self, bookie_id: str) -> list[int]:
+        """Return the ledgers that name a bookie, ascending."""
+        return sorted(
+            ledger_id
+            for layout in self._layouts_of.get(bookie_id, ())
+            for ledger_id in self._ledgers_of[layout]
+        )
+
+    def lacking(self, bad: Collection[str], count_max: int = sys.maxsize) -> tuple[list[Lacking], int]:
+        """Return ledgers of which a complete fragment names a bad bookie; the fewest copies come first.
+
+        The work grows with the layouts concerned, and then with the ledgers returned.
+
+        Args:
+            bad: the bookies that do not count.
+            count_max: at most so many ledgers are returned, of those with the fewest copies.
+
+        Returns:
+            The ledgers, and how many there are in all.
+        """
+        layouts = dict.fromkeys(layout for name in sorted(bad) for layout in self._layouts_of.get(name, ()))
+        by_copies: dict[int, list[tuple[Layout, tuple[str, ...]]]] = {}
+        for layout in layouts:
+            concerned = tuple(layout.concerned(bad))
+            if concerned:
+                by_copies.setdefault(layout.copies(bad), []).append((layout, concerned))
+        found: list[Lacking] = []
+        total = 0
+        for copies, rows in sorted(by_copies.items()):
+            for layout, concerned in rows:
+                ledgers = self._ledgers_of[layout]
+                total += len(ledgers)
+                taken = itertools.islice(ledgers, max(count_max - len(found), 0))
+                found.extend(Lacking(copies, one, concerned) for one in taken)
+        return sorted(found), total
+
+    def growing_on(self, bad: Collection[str]) -> list[int]:
+        """Return the ledgers not CLOSED whose last fragment names a bad bookie, ascending."""
+        return sorted(one for one in self._growing if not set(bad).isdisjoint(self._layout_of[one].growing))
+
+
+class BookieStates:
+    """For how long bookies were seen to be gone, or to be back."""
+
+    def __init__(self, delay_s: float, look_s_max: float, gone_s: Mapping[str, float] | None = None) -> None:
+        """Begin with what an auditor before this one has seen.
+
+        Args:
+            delay_s: a bookie that is gone for longer is lost.
+            look_s_max: a look counts for this much time at most.
+            gone_s: for how long each bookie was seen to be gone. Those that are back by now do not count.
+        """
+        self._delay_s = delay_s
+        self._look_s_max = look_s_max
+        self.gone_s: dict[str, float] = dict(gone_s or {})
+        self._back_s: dict[str, float] = {}
+        self._starts: dict[str, str] = {}
+
+    @property
+    def lost(self) -> list[str]:
+        """Return the bookies that are gone for longer than the delay, sorted."""
+        return sorted(name for name, gone_s in self.gone_s.items() if gone_s > self._delay_s)
+
+    def look(self, named: Iterable[str], running: Mapping[str, str], elapsed_s: float) -> list[str]:
+        """Note a look at the bookies.
+
+        Args:
+            named: the bookies that some ledger names.
+            running: what a running bookie drew at its start, by its id.
+            elapsed_s: the time since the look before.
+
+        Returns:
+            The bookies that were away, and have now been back for the delay: their ledgers are to be checked.
+        """
+        elapsed_s = min(elapsed_s, self._look_s_max)
+        wanted = set(named)
+        for name in sorted(wanted - running.keys()):
+            self._back_s.pop(name, None)
+            # The time before this look counts only if the bookie was seen to be gone at its beginning.
+            self.gone_s[name] = self.gone_s[name] + elapsed_s if name in self.gone_s else 0.0
+        for name in [one for one in self.gone_s if one in running or one not in wanted]:
+            del self.gone_s[name]
+            if name in running:
+                self._back_s[name] = 0.0
+        for name, start in running.items():
+            if self._starts.get(name, start) != start:
+                self._back_s[name] = 0.0
+            self._starts[name] = start
+        settled = []
+        for name in list(self._back_s):
+            self._back_s[name] += elapsed_s
+            if self._back_s[name] > self._delay_s:
+                del self._back_s[name]
+                settled.append(name)
+        return sorted(settled)
+
+
+class Checks:
+    """The ledgers whose replicas are to be checked, each with the time from which on it may be."""
+
+    def __init__(self) -> None:
+        self._due: dict[int, float] = {}
+        self._heap: list[tuple[float, int]] = []
+
+    def __len__(self) -> int:
+        return len(self._due)
+
+    def add(self, ledger_id: int, due: float) -> None:
+        """Have a ledger checked at that time or later; an earlier time that it has already stays."""
+        if due < self._due.get(ledger_id, due + 1.0):
+            self._due[ledger_id] = due
+            heapq.heappush(self._heap, (due, ledger_id))
+
+    def take(self, now: float, count: int) -> list[int]:
+        """Remove and return up to `count` ledgers that are due."""
+        taken: list[int] = []
+        while self._heap and self._heap[0][0] <= now and len(taken) < count:
+            due, ledger_id = heapq.heappop(self._heap)
+            if self._due.get(ledger_id) == due:
+                del self._due[ledger_id]
+                taken.append(ledger_id)
+        return taken
+
+
+class Rotation:
+    """Takes turns through ledgers in ascending order, again and again, at a bounded rate."""
+
+    def __init__(self, interval_s: float) -> None:
+        """Go through all of them once within `interval_s`."""
+        self._interval_s = interval_s
+        self._credit = 0.0
+        self._behind = -1
+
+    def next(self, ids: Sequence[int], elapsed_s: float, count_max: int) -> list[int]:
+        """Return the ledgers whose turn has come within the elapsed time.
+
+        Args:
+            ids: all of them now, ascending.
+            elapsed_s: the time since the call before.
+            count_max: at most so many; a rotation that is behind does not catch up.
+        """
+        self._credit = min(self._credit + len(ids) * elapsed_s / self._interval_s, float(count_max))
+        count = min(int(self._credit), len(ids))
+        self._credit -= count
+        at = _first_above(ids, self._behind)
+        taken = [ids[(at + step) % len(ids)] for step in range(count)]
+        if taken:
+            self._behind = taken[-1]
+        return taken
+
+
+def _first_above(ids: Sequence[int], behind: int) -> int:
+    low, high = 0, len(ids)
+    while low < high:
+        middle = (low + high) // 2
+        if ids[middle] <= behind:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+class TokenBucket:
+    """Bounds the bytes per second of one worker. A taker goes into debt, and waits for as long as it owes."""
+
+    def __init__(self, rate: float, burst: float) -> None:
+        """Begin full.
+
+        Args:
+            rate: bytes per second; may be changed at any time.
+            burst: the bytes that may pass at once after a pause.
+        """
+        self.rate = rate
+        self._burst = burst
+        self._left = burst
+        self._at: float | None = None
+
+    def take(self, amount: int, now: float) -> float:
+        """Take some bytes; return how many seconds to wait before going on."""
+        if self._at is not None:
+            self._left = min(self._left + max(now - self._at, 0.0) * self.rate, self._burst)
+        self._at = now
+        self._left -= amount
+        return max(-self._left / self.rate, 0.0)
+
+
+class ReplicaState(NamedTuple):
+    """A bookie's part of one complete fragment, as the bookie listed it."""
+
+    bookie_id: str
+    first_entry: int
+    is_whole: bool
+    """Whether it lists every entry that it owes."""
+    is_marked: bool
+    """Whether it says that it lost data of the ledger."""
+    is_silent: bool
+    """Whether it could not be asked."""
+
+
+class Seats(NamedTuple):
+    """The bookies of a ledger that a worker has to care for, by the way it does that."""
+
+    in_place: tuple[str, ...]
+    """Bookies that answer and lack entries, or have a mark that can be lifted: copied to in their place."""
+    replaced: tuple[str, ...]
+    """Bookies that are lost and do not answer: others get their seats."""
+    unknown: tuple[str, ...]
+    """Bookies that do not answer, and are not held for lost: left as they are."""
+
+
+def seats_to_repair(
+    replicas: Iterable[ReplicaState],
+    lost: Collection[str],
+    running: Collection[str],
+    marks_stay: Collection[str],
+) -> Seats:
+    """Return what to do about the bookies of a ledger.
+
+    Args:
+        replicas: those of all complete fragments.
+        lost: the bookies that an auditor holds for lost.
+        running: the bookies that are registered now. A lost bookie that is back is repaired in its place.
+        marks_stay: the bookies whose marks cannot be lifted now. A mark alone of such a bookie needs nothing.
+    """
+    in_place: dict[str, None] = {}
+    replaced: dict[str, None] = {}
+    unknown: dict[str, None] = {}
+    for replica in replicas:
+        if replica.is_silent:
+            is_gone = replica.bookie_id in lost and replica.bookie_id not in running
+            (replaced if is_gone else unknown)[replica.bookie_id] = None
+        elif not replica.is_whole or (replica.is_marked and replica.bookie_id not in marks_stay):
+            in_place[replica.bookie_id] = None
+    return Seats(tuple(in_place), tuple(replaced), tuple(unknown))
+
+
+def marks_stay(metadata: LedgerMetadata) -> Collection[str]:
+    """Return the bookies of a ledger that keep a mark of lost data whatever they hold (rule 4)."""
+    if metadata.is_closed:
+        return ()
+    if metadata.is_unbounded:
+        return metadata.last_fragment.bookies
+    return {name for fragment in metadata.fragments for name in fragment.bookies}
+
+
+def copies_by_replicas(layout: Layout, replicas: Iterable[ReplicaState]) -> int:
+    """Return the good copies of the scarcest entry, by what the bookies listed. A silent one has none."""
+    by_fragment: dict[int, list[ReplicaState]] = {}
+    for replica in replicas:
+        by_fragment.setdefault(replica.first_entry, []).append(replica)
+    fewest = layout.write_quorum
+    for seats in by_fragment.values():
+        bad = {one.bookie_id for one in seats if one.is_silent or not one.is_whole}
+        fewest = min(fewest, good_copies([one.bookie_id for one in seats], layout.write_quorum, bad))
+    return fewest
+
+
+def retry_after_s(attempts: int, first_s: float, longest_s: float) -> float:
+    """Return how long a task rests after so many failed attempts: twice as long after each."""
+    return 0.0 if attempts <= 0 else min(first_s * 2.0 ** min(attempts - 1, 30), longest_s)
+
+
+class Condition(enum.IntEnum):
+    """The condition of a cluster; the exit code of `cluster status`."""
+
+    HEALTHY = 0
+    DEGRADED = 1
+    """Copies are lacking, or soon will be; another loss would lose nothing."""
+    AT_RISK = 2
+    """Some entry has one good copy at most, or none."""
+
+
+class Problem(NamedTuple):
+    """One thing that is wrong, or worth knowing."""
+
+    condition: Condition
+    text: str
+
+
+def judge(
+    *,
+    down: Mapping[str, int],
+    impaired: Sequence[str],
+    damaged: Sequence[str],
+    lacking: Mapping[int, int],
+    tasks: Mapping[int, int],
+    growing_on_down: int,
+    absent: int,
+    unreadable: int,
+    is_paused: bool,
+    has_auditor: bool,
+) -> list[Problem]:
+    """Return what is wrong with a cluster, the worst first.
+
+    Args:
+        down: for each bookie that is registered nowhere now, how many ledgers name it.
+        impaired: bookies that take no entries, or give no answer.
+        damaged: bookies with marks of lost data.
+        lacking: how many ledgers name bookies that are down in complete fragments, by good copies.
+        tasks: how many repair tasks there are, by good copies.
+        growing_on_down: how many ledgers that are not CLOSED name such a bookie in their last fragment.
+        absent: how many ledgers have entries that no bookie returned to a repair.
+        unreadable: how many ledgers' metadata do not parse.
+        is_paused: whether auto recovery is paused.
+        has_auditor: whether an auditor is elected and a worker is alive.
+    """
+    found: list[Problem] = []
+
+    def note(condition: Condition, text: str) -> None:
+        found.append(Problem(condition, text))
+
+    for what, by_copies in (("ledgers lack copies on bookies that are down", lacking),
+                            ("ledgers wait for repair", tasks)):  # fmt: skip
+        for copies, count in sorted(by_copies.items()):
+            condition = Condition.AT_RISK if copies <= 1 else Condition.DEGRADED
+            note(condition, f"{count:,} {what}, good copies of some entries: {copies}")
+    if absent:
+        note(Condition.AT_RISK, f"{absent:,} ledgers have entries that can be had from no bookie")
+    if unreadable:
+        note(Condition.AT_RISK, f"the metadata of {unreadable:,} ledgers do not parse")
+    if growing_on_down:
+        note(
+            Condition.DEGRADED, f"{growing_on_down:,} ledgers that are not closed name a bookie that is down"
+        )
+    for bookie_id, ledgers in sorted(down.items()):
+        if ledgers:
+            note(Condition.DEGRADED, f"bookie {bookie_id} is down, and {ledgers:,} ledgers name it")
+        else:
+            note(Condition.HEALTHY, f"bookie {bookie_id} is down, and no ledger names it")
+    for bookie_id in impaired:
+        note(Condition.DEGRADED, f"bookie {bookie_id} is read-only, or gives no answer")
+    for bookie_id in damaged:
+        note(Condition.DEGRADED, f"bookie {bookie_id} lost data of some ledgers")
+    if is_paused:
+        note(Condition.DEGRADED, "auto recovery is paused")
+    elif not has_auditor:
+        note(Condition.HEALTHY, "nobody repairs: no auditor is elected, or no worker is alive")
+    return sorted(found, key=lambda problem: -problem.condition)

@@ -1,0 +1,1 @@
+from pandas import util as util

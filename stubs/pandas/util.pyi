@@ -1,0 +1,3 @@
+from typing import Any
+
+def hash_array(vals: Any, encoding: str = "utf8", *, categorize: bool = True) -> Any: ...

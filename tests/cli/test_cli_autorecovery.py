@@ -1,0 +1,69 @@
+"""`cluster status`, `autorecovery` and the filters of `ledger list`, around the loss of a bookie."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+from typing import TYPE_CHECKING, Any
+
+import client_aio
+from client_aio.admin.survey import survey
+from client_aio.core.audit import Condition
+from tests.support.cli import TIMEOUT_S, Cli, RunningCluster
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+HEALTHY, DEGRADED = 0, 1
+
+
+def status(cli: Cli, code: int) -> Any:
+    """Run `cluster status`, expect its exit code, and parse its JSON."""
+    process = cli.start("cluster", "status", "-o", "json")
+    out, error = process.communicate(b"", TIMEOUT_S)
+    assert process.returncode == code, (process.returncode, out, error)
+    return json.loads(out)
+
+
+async def until(uri: str, *, tasks: bool) -> None:
+    """Wait until there are tasks, or until the cluster is healthy: in this process, which is faster."""
+    async with asyncio.timeout(TIMEOUT_S), client_aio.connect(uri) as client:
+        while True:
+            found = await survey(client._context)
+            if found.auto_recovery.refs if tasks else found.condition is Condition.HEALTHY:
+                return
+
+
+async def test_a_cluster_says_what_is_wrong_heals_and_says_that_nothing_is(tmp_path: Path) -> None:
+    cluster = RunningCluster(tmp_path, "-n", "4", "--lost-bookie-delay", "1")
+    try:
+        cli, uri = cluster.cli, cluster.document["metadata"]
+        ledger = cli.run("ledger", "write", "-", stdin=b"kept\n").decode().strip()
+        async with client_aio.connect(uri) as client:
+            lost, kept, *_ = (await client.ledger_metadata(int(ledger))).last_fragment.bookies
+        assert b"paused" in cli.run("autorecovery", "pause")
+        os.kill(cluster.pids()[lost], signal.SIGKILL)
+        shutil.rmtree(tmp_path / lost)
+        await until(uri, tasks=True)
+        found = status(cli, DEGRADED)
+        assert (found["ledgers"], found["under_replicated"]) == ({"CLOSED": 1}, {"2": 1})
+        assert f"bookie {lost} is down, and 1 ledgers name it" in [each["text"] for each in found["problems"]]
+        assert found["autorecovery"]["paused"]
+        (row,) = cli.rows("ledger", "list", "--under-replicated", "--bookie", lost, "--state", "closed")
+        assert (row["good_copies"], row["reasons"]) == (2, [f"{lost} is down"])
+        assert f"1 ledgers name bookie {lost}".encode() in cli.run("bookie", "forget", lost, code=1)
+
+        assert b"goes on" in cli.run("autorecovery", "resume")
+        await until(uri, tasks=False)
+        assert cli.run("ledger", "list", "--ids", "--bookie", lost) == b""
+        assert b"runs: stop it" in cli.run("bookie", "forget", kept, code=1)
+        cli.run("bookie", "forget", lost)
+        assert status(cli, HEALTHY)["problems"] == []
+        assert lost not in [each["bookie_id"] for each in cli.rows("bookie", "list")]
+        again = ("bookie", "serve", "--id", lost, "--dir", str(tmp_path / "new"), "--listen", "127.0.0.1:0")
+        assert b"empty" in cli.run(*again, code=1)
+    finally:
+        cluster.end()

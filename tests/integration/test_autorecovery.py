@@ -1,0 +1,215 @@
+"""Auto recovery on real bookies: copies come back without an operator, whoever is killed meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from contextlib import aclosing, asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import client_aio
+from benchmarks.processes import Child
+from client_aio.admin.replicas import parts_of, verify_replica
+from client_aio.admin.survey import auto_recovery_state, survey
+from client_aio.autorecovery.service import AutoRecovery
+from client_aio.config import AutoRecoveryConfig
+from client_aio.core.audit import Condition
+from metadata.access.repair_tasks import REASON_MISSING, RepairTasks
+from metadata.ids import KEY_REPAIR_LOCKS
+from tests.support.cluster import Cluster
+from tests.support.replicas import WAIT_S, lose
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+    from pathlib import Path
+
+QUICK: dict[str, Any] = {
+    "lost_bookie_delay_s": 0.3,
+    "look_interval_s": 0.1,
+    "pass_interval_s": 0.2,
+    "info_interval_s": 0.2,
+    "checks_per_s": 100.0,
+    "retry_s": 0.2,
+    "retry_max_s": 0.5,
+}
+
+
+async def written(client: client_aio.Client, count: int = 200, **shape: int) -> int:
+    """Write a ledger and close it; gives its id."""
+    async with client.create_ledger(**shape) as ledger:
+        await ledger.add_entries(b"entry %d " % entry_id * 20 for entry_id in range(count))
+    return ledger.ledger_id
+
+
+async def faults_of(client: client_aio.Client, ledger_ids: Iterable[int]) -> list[Any]:
+    """Read every replica of every complete fragment; gives those that are not whole."""
+    context, found = client._context, []
+    for ledger_id in ledger_ids:
+        metadata, _ = await context.ledgers.read(ledger_id, sync=True)
+        for part in parts_of(metadata):
+            for bookie_id in part.bookies:
+                replica = await verify_replica(context, metadata, part, bookie_id)
+                if replica.status != "ok":
+                    found.append(replica)
+    return found
+
+
+async def until(is_met: Callable[[], Awaitable[bool]]) -> None:
+    """Wait for a condition of many keys and bookies: no one watch tells of all of them."""
+    async with asyncio.timeout(WAIT_S):
+        while not await is_met():  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+
+
+async def until_whole(client: client_aio.Client, ledger_ids: list[int]) -> None:
+    """Wait until every replica is whole and no task is left; then read each of them."""
+
+    async def is_whole() -> bool:
+        if await RepairTasks(client._context.ledgers.store).refs():
+            return False
+        replicas = [one for each in ledger_ids for one in await client.ledger_replicas(each)]
+        return not any(one.entries_missing for one in replicas if not one.error) and not any(
+            one.error for one in replicas if one.entries_owed is not None
+        )
+
+    await until(is_whole)
+    assert await faults_of(client, ledger_ids) == []
+
+
+@asynccontextmanager
+async def recovering(cluster: Cluster, tmp_path: Path, *arguments: str) -> AsyncIterator[Child]:
+    """Run `autorecovery run` as a process of its own."""
+    child = await Child.start(
+        sys.executable, "-m", "client_aio.cli", "autorecovery", "run", "-o", "jsonl",
+        "--metadata", cluster.uri, "--lost-bookie-delay", "0.5", *arguments, log=tmp_path / "recovery.log",
+    )  # fmt: skip
+    try:
+        assert json.loads(await child.line())["name"]
+        child.ignore_output()
+        yield child
+    finally:
+        if child.process.returncode is None:
+            await child.end()
+
+
+async def test_a_lost_bookie_is_replaced_everywhere_beside_a_live_writer(tmp_path: Path) -> None:
+    async with (
+        Cluster(tmp_path, bookies=4) as cluster,
+        client_aio.connect(cluster.uri) as client,
+        client.create_ledger() as writer,
+        AutoRecovery(client, AutoRecoveryConfig(**QUICK)),
+    ):
+        ledger_ids = [await written(client) for _ in range(4)]
+        ledger_ids.append(await written(client, ensemble_size=3, write_quorum=2, ack_quorum=1))
+        await writer.add_entries(b"before" for _ in range(50))
+        lost = writer.metadata.last_fragment.bookies[0]
+        await lose(cluster[lost])
+        before = await survey(client._context)
+        assert before.condition is Condition.DEGRADED or before.under_replicated.get(1)
+        await writer.add_entries(b"after" for _ in range(50))
+        await until_whole(client, [*ledger_ids, writer.ledger_id])
+        for ledger_id in (*ledger_ids, writer.ledger_id):
+            metadata = await client.ledger_metadata(ledger_id)
+            assert all(lost not in fragment.bookies for fragment in metadata.fragments)
+        assert len(writer.metadata.fragments) == 2, "the writer itself has changed its ensemble once"
+        await writer.add_entry(b"it goes on")
+        after = await survey(client._context)
+        assert after.condition is Condition.HEALTHY, after.problems
+
+
+async def test_a_worker_and_auditor_killed_in_the_middle_leave_their_work_to_others(tmp_path: Path) -> None:
+    async with Cluster(tmp_path, bookies=4) as cluster, client_aio.connect(cluster.uri) as client:
+        ledger_ids = [await written(client, count=2000) for _ in range(3)]
+        lost = (await client.ledger_metadata(ledger_ids[0])).last_fragment.bookies[0]
+        async with recovering(cluster, tmp_path, "--worker-rate", "0.05") as slow:
+            await lose(cluster[lost])
+            store = client._context.ledgers.store
+            async with asyncio.timeout(WAIT_S), aclosing(store.watch(KEY_REPAIR_LOCKS)) as changes:
+                async for _ in changes:
+                    if await store.children(KEY_REPAIR_LOCKS):
+                        break
+            slow.kill()
+            await slow.wait()
+        assert await faults_of(client, ledger_ids)
+        async with recovering(cluster, tmp_path):
+            await until_whole(client, ledger_ids)
+        assert (await auto_recovery_state(client._context)).workers == []
+
+
+async def test_a_seat_that_was_never_filled_is_found_by_the_checks(tmp_path: Path) -> None:
+    async with Cluster(tmp_path) as cluster, client_aio.connect(cluster.uri) as client:
+        await cluster["b3"].kill()
+        ledger_id = await written(client)
+        await cluster["b3"].start()
+        tasks = RepairTasks(client._context.ledgers.store)
+        await tasks.pause(True)
+        config = AutoRecoveryConfig(**{**QUICK, "check_interval_s": 1.0})
+        async with AutoRecovery(client, config) as recovery:
+            await until(lambda: _has_task(client, ledger_id, REASON_MISSING))
+            assert (await survey(client._context)).condition is Condition.DEGRADED
+            assert await tasks.refs() == [ref for ref in await tasks.refs() if ref.copies == 2]
+            await tasks.pause(False)
+            await until_whole(client, [ledger_id])
+            assert recovery.auditor is not None
+            assert recovery.auditor.record.lost == []
+        assert sorted((await client.ledger_metadata(ledger_id)).fragments[0].bookies) == ["b1", "b2", "b3"]
+
+
+async def _has_task(client: client_aio.Client, ledger_id: int, reason: str) -> bool:
+    state = await auto_recovery_state(client._context)
+    return any(ref.ledger_id == ledger_id and reason in task.reasons for ref, task in state.tasks)
+
+
+async def test_a_ledger_that_cannot_be_repaired_stops_nobody_and_is_tried_again(tmp_path: Path) -> None:
+    async with Cluster(tmp_path, bookies=4) as cluster:
+        await cluster["b4"].end()
+        async with client_aio.connect(cluster.uri) as client:
+            wide = await written(client)
+            narrow = await _on(client, "b3", ensemble_size=2, write_quorum=2, ack_quorum=1)
+            async with AutoRecovery(client, AutoRecoveryConfig(**QUICK)):
+                await lose(cluster["b3"])
+                await until(lambda: _has_failed(client, wide))
+                await until(lambda: _is_off(client, narrow, "b3"))
+                state = await auto_recovery_state(client._context)
+                assert [ref.ledger_id for ref in state.refs] == [wide]
+                await cluster["b4"].start()
+                await until_whole(client, [wide, narrow])
+
+
+async def _on(client: client_aio.Client, bookie_id: str, **shape: int) -> int:
+    """Write ledgers until one names a bookie."""
+    while True:
+        ledger_id = await written(client, **shape)
+        if bookie_id in (await client.ledger_metadata(ledger_id)).last_fragment.bookies:
+            return ledger_id
+        await client.delete_ledger(ledger_id)
+
+
+async def _has_failed(client: client_aio.Client, ledger_id: int) -> bool:
+    state = await auto_recovery_state(client._context)
+    failed = [task for ref, task in state.tasks if ref.ledger_id == ledger_id and task.attempts]
+    return any("1 bookie is needed" in task.error for task in failed)
+
+
+async def _is_off(client: client_aio.Client, ledger_id: int, bookie_id: str) -> bool:
+    return bookie_id not in (await client.ledger_metadata(ledger_id)).last_fragment.bookies
+
+
+async def test_a_task_of_a_ledger_that_is_deleted_ends_and_a_pause_holds_all(tmp_path: Path) -> None:
+    async with Cluster(tmp_path, bookies=4) as cluster, client_aio.connect(cluster.uri) as client:
+        ledger_ids = [await written(client) for _ in range(4)]
+        lost = (await client.ledger_metadata(ledger_ids[0])).last_fragment.bookies[0]
+        tasks = RepairTasks(client._context.ledgers.store)
+        await tasks.pause(True)
+        async with AutoRecovery(client, AutoRecoveryConfig(**QUICK)) as recovery:
+            assert recovery.worker is not None
+            await lose(cluster[lost])
+            await until(lambda: _has_task(client, ledger_ids[0], "lost"))
+            await client.delete_ledger(ledger_ids[0])
+            assert recovery.worker.record.repaired == 0
+            found = await survey(client._context)
+            assert found.condition is not Condition.HEALTHY
+            assert "auto recovery is paused" in [problem.text for problem in found.problems]
+            await tasks.pause(False)
+            await until_whole(client, ledger_ids[1:])

@@ -1,0 +1,97 @@
+"""Planted bugs of auto recovery: of the auditor, of workers, and of the repair that they rely on."""
+
+from __future__ import annotations
+
+from tests.sim.mutants.planting import Edit, Mutant
+
+_REPAIR = "client_aio.admin.repair:Repair"
+_COPIER = "client_aio.admin.repair:_Copier"
+_WORKER = "client_aio.autorecovery.worker:Worker"
+_AUDITOR = "client_aio.autorecovery.auditor:Auditor"
+_AUDIT = "client_aio.core.audit"
+_PROFILES = ("auto-recovery", "rolling-absences")
+
+MUTANTS = [
+    Mutant(
+        250, "a repair counts a seat before its entries are there",
+        (Edit(f"{_REPAIR}._repair_part", "await copier.copy()", "pass"),),
+        ("auto-recovery",),
+    ),
+    Mutant(
+        251, "a repair counts copies that the target has not acknowledged",
+        (Edit(f"{_COPIER}._copy_run",
+              "await self._ask_target(asyncio.gather(*map(self._store, blocks)))",
+              "asyncio.gather(*map(self._store, blocks), return_exceptions=True)"),),
+        ("auto-recovery",),
+    ),
+    Mutant(
+        252, "a lock outlives the session of its worker",
+        (Edit("metadata.access.repair_tasks:RepairTasks.lock", "return await self.store.register(key, ",
+              "make = lambda value: self.store.create(key, value)\n"
+              "    made = await make(b'{}')\n"
+              "    class Lock:\n"
+              "        async def close(_):\n"
+              "            await self.store.delete(key, made)\n"
+              "    return Lock() or (key, "),),
+        ("auto-recovery",),
+    ),
+    Mutant(
+        253, "a bookie counts as lost as soon as it is gone",
+        (Edit(f"{_AUDIT}:BookieStates.lost", "if gone_s > self._delay_s", "if gone_s >= 0.0"),),
+        _PROFILES,
+    ),
+    Mutant(
+        254, "a bookie that does not answer loses its seats, lost or not",
+        (Edit(f"{_AUDIT}:seats_to_repair",
+              "is_gone = replica.bookie_id in lost and replica.bookie_id not in running", "is_gone = True"),),
+        _PROFILES,
+    ),
+    Mutant(
+        255, "a task that has failed is over",
+        (Edit(f"{_WORKER}._settle", "if outcome.is_done:", "if True:"),),
+        ("auto-recovery",),
+    ),
+    Mutant(
+        256, "a worker does not look again whether every copy is there",
+        (Edit(f"{_WORKER}._attempt", "if not lacking:", "if True:"),),
+        ("auto-recovery",),
+    ),
+    Mutant(
+        257, "tasks end when they are taken",
+        (Edit(f"{_WORKER}._do_locked", "workers = max(",
+              "await self._tasks.done(ref, version)\n    workers = max("),),
+        ("auto-recovery",),
+    ),
+    Mutant(
+        258, "a repair copies what the first answer has of the entries that are missing",
+        (Edit(f"{_COPIER}._copy_run", "rest = rest.after(blocks[-1].last_entry)", "rest = None"),),
+        ("auto-recovery",),
+    ),
+    Mutant(
+        259, "the auditor never reads an open ledger again",
+        (Edit(f"{_AUDITOR}._pass",
+              "self._growing_turns.next(sorted(growing), elapsed_s, config.reads_per_pass)", "[]"),
+         Edit(f"{_AUDITOR}._reread_growing", "if lost and", "if False and")),
+        tests=("tests/integration/test_autorecovery.py", "-k", "beside_a_live_writer"),
+        note="the auditor that is elected after a run reads every ledger once, and finds them closed",
+    ),
+    Mutant(
+        260, "nobody compares what a bookie lists with what it owes",
+        (Edit(f"{_AUDITOR}._check", "if not bad:\n        return", "if True:\n        return"),),
+        _PROFILES,
+    ),
+    Mutant(
+        261, "a bookie that comes back goes on being gone",
+        (Edit(f"{_AUDIT}:BookieStates.look",
+              "for name in [one for one in self.gone_s if one in running or one not in wanted]:",
+              "for name in []:"),),
+        tests=("tests/client_aio/core/test_client_audit.py", "-k", "seen_to_be_gone"),
+        note="a worker looks itself whether the bookie is registered, so it takes two absences",
+    ),
+    Mutant(
+        262, "a WATCH says deleted before the adds that were accepted earlier are durable",
+        (Edit("bookie_aio.server.handlers.lac:LacHandler._answer_watch",
+              "if not any(map(self._engine.is_deleted, ledger_ids)):", "if True:"),),
+        tests=("tests/bookie_aio/server/test_server_watches.py", "-k", "deleted_is_told"),
+    ),
+]  # fmt: skip

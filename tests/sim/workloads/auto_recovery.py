@@ -1,0 +1,42 @@
+"""Processes that run auto recovery: a candidate for the auditor and a worker each."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from client_aio.autorecovery.service import AutoRecovery
+from tests.sim.checkers.auto_recovery import QUICK
+from tests.sim.checkers.unbounded_lifecycle import Lives
+from tests.sim.workloads.ledger import role
+
+if TYPE_CHECKING:
+    from client_aio import Client
+    from tests.sim.plan import Actor
+    from tests.sim.simulation import Simulation
+
+
+@role
+async def auto_recoverer(simulation: Simulation, actor: Actor, client: Client) -> None:
+    """Run auto recovery until the process is killed; some are ended in order, and begun again."""
+    if actor.settings.get("of_unbounded"):
+        _announce(simulation)
+    lives = actor.settings.get("lives", 0.0)
+    number = 0
+    while True:
+        number += 1
+        async with AutoRecovery(client, QUICK, name=f"{actor.name}.{number}") as recovery:
+            await asyncio.sleep(lives or 1000.0)
+            assert recovery.worker is not None
+            simulation.history.note(actor.name, "auto recovery ends in order:", repr(recovery.worker.record))
+
+
+def _announce(simulation: Simulation) -> None:
+    """Tell the checker of unbounded ledgers that any bookie of theirs may be replaced by a repair."""
+    lives, bookies = Lives.of(simulation), simulation.plan.bookies
+
+    def before_each_change(*_: object) -> None:
+        for life in lives.all.values():
+            life.repairs.update(bookies)
+
+    simulation.tree.watchers.insert(0, before_each_change)
