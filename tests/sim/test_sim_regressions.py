@@ -193,3 +193,15 @@ def test_an_age_that_an_earlier_start_intended_is_not_forgotten_on_a_full_disk(
 ) -> None:
     """The earlier start's request came late, and the bookie took its directory for an older copy."""
     replay(profile, seed, pace=None)
+
+
+@pytest.mark.parametrize(("profile", "seed"), [("forced-entries", 20000125)])
+def test_leaving_a_writer_that_has_told_its_failure_closes_nothing(profile: str, seed: int) -> None:
+    """Of the checker: a force had raised the failure, so that `async with` ended without an error."""
+    replay(profile, seed, pace=None)
+
+
+@pytest.mark.parametrize(("profile", "seed"), [("sealed-terms", 20000848)])
+def test_a_ledger_that_was_created_below_the_id_floor_is_nobody_s_to_finish(profile: str, seed: int) -> None:
+    """Of the workload: a dead creator's request came late, and the finisher took the ledger over."""
+    replay(profile, seed, pace=None)

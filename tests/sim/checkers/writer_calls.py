@@ -360,6 +360,10 @@ class Writing:
     async def _with(self) -> None:
         async with self.handle:
             await self._adds()
+            is_known = self.handle.is_failure_known
+        if is_known:  # Leaving does not raise again what a call has told, and has closed nothing.
+            self._has_aborted()
+            return
         self._has_closed = True
         self.use.has_closed(self.handle.metadata, [], self.handle.last_add_pushed)
 

@@ -189,7 +189,12 @@ async def finisher(simulation: Simulation, actor: Actor, client: Client) -> None
     """Bring every ledger to its end, sealed or deleted; who reads one then must come to an end too."""
     rng = random.Random(f"{simulation.plan.seed}/{actor.name}/finisher")
     calls = Calls(simulation, actor.name, rng)
-    while left := [life for life in calls.lives.alive() if life.end is None or actor.settings["deletes"]]:
+    is_late = simulation.history.words.is_late  # Its creator is dead, and nobody uses it.
+    while left := [
+        life
+        for life in calls.lives.alive()
+        if (life.end is None or actor.settings["deletes"]) and not is_late(life.ledger_id)
+    ]:
         for life in left:
             await calls.make("finishing", _finish(calls, client, life, **actor.settings), cuts=0.0)
         await asyncio.sleep(0.3)
