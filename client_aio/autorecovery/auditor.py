@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from bookie_aio.wire.messages import Done, Info
 from client_aio.admin.replicas import list_replicas, parts_of, verify_replica
-from client_aio.admin.survey import AUDITOR_ELECTION, layout_in_full
+from client_aio.autorecovery.survey import AUDITOR_ELECTION, layout_in_full
 from client_aio.core.audit import (
     BookieStates,
     Checks,

@@ -8,8 +8,8 @@ import typer
 
 import client_aio
 from bookie_aio import structured_logging
-from client_aio.admin.survey import auto_recovery_state
 from client_aio.autorecovery.service import AutoRecovery
+from client_aio.autorecovery.survey import auto_recovery_state
 from client_aio.cli.options import (
     LOST_BOOKIE_DELAY_S,
     Invocation,

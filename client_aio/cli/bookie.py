@@ -27,8 +27,8 @@ from bookie_aio.storage.data_directory import read_cookie
 from bookie_aio.storage.disk.disk import RealDisk
 from bookie_aio.storage.engine import StorageConfig
 from bookie_aio.wire.messages import Done, Info, ListLedgers, ListLedgersAnswer
-from client_aio.admin.survey import ledgers_naming
 from client_aio.autorecovery.service import AutoRecovery
+from client_aio.autorecovery.survey import ledgers_naming
 from client_aio.bookies.connection import BookieConnection, connect
 from client_aio.cli.completion import complete_bookies
 from client_aio.cli.input import ask

@@ -31,7 +31,7 @@ from urllib.parse import quote
 import typer
 
 import client_aio
-from client_aio.admin.survey import survey
+from client_aio.autorecovery.survey import survey
 from client_aio.cli.exit_codes import BookieStartError
 from client_aio.cli.options import LOST_BOOKIE_DELAY_S, Invocation, LostBookieDelay, command
 from client_aio.cli.output import Output

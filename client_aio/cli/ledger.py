@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypedDict
 import typer
 
 import client_aio
-from client_aio.admin.survey import all_metadata, layout_in_full
+from client_aio.autorecovery.survey import all_metadata, layout_in_full
 from client_aio.cli.completion import complete_bookies, complete_ledgers, complete_ledgers_and_names
 from client_aio.cli.exit_codes import Exit
 from client_aio.cli.input import ask, delete_each, read_batches, size_of

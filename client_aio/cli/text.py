@@ -8,7 +8,7 @@ from typing import Any
 from bookie_aio.structured_logging import escape
 from client_aio.admin.repair import RepairedFragment, RepairReport
 from client_aio.admin.replicas import Replica
-from client_aio.admin.survey import AutoRecoveryState, ClusterSurvey
+from client_aio.autorecovery.survey import AutoRecoveryState, ClusterSurvey
 from client_aio.log.gaps import LogGap
 from client_aio.log.takeover import LogMetadata
 from metadata.errors import InvalidArgumentError

@@ -10,7 +10,7 @@ import signal
 from typing import TYPE_CHECKING, Any
 
 import client_aio
-from client_aio.admin.survey import survey
+from client_aio.autorecovery.survey import survey
 from client_aio.core.audit import Condition
 from tests.support.cli import TIMEOUT_S, Cli, RunningCluster
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import client_aio
 from benchmarks.processes import Child
 from client_aio.admin.replicas import parts_of, verify_replica
-from client_aio.admin.survey import auto_recovery_state, survey
 from client_aio.autorecovery.service import AutoRecovery
+from client_aio.autorecovery.survey import auto_recovery_state, survey
 from client_aio.config import AutoRecoveryConfig
 from client_aio.core.audit import Condition
 from metadata.access.repair_tasks import REASON_MISSING, RepairTasks
