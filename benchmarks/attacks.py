@@ -4,8 +4,8 @@
 
 Starts a bookie process for each attack, and another one as a control. A good client in a process of its own
 adds 1 KiB every few milliseconds. It is alone first, then beside the same attack on the other bookie, then
-beside the attack. The attackers are a stranger's connections to the bookie's port; they know nothing of the metadata
-store. Afterwards SIGTERM has to end the bookie, while the attack goes on.
+beside the attack. The attackers are a stranger's connections to the bookie's port; they know nothing of the
+metadata store. Afterwards SIGTERM has to end the bookie, while the attack goes on.
 
 The program fails (exit code 1) where one of these bounds is broken:
 
