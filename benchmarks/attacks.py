@@ -3,16 +3,16 @@
     python -m benchmarks.attacks [--only NAME ...] [--seconds 10] [--requests N] [--loop LOOP] [--json FILE]
 
 Starts a bookie process for each attack, and another one as a control. A good client in a process of its own
-adds 1 KiB every few milliseconds: alone, then beside the same attack on the other bookie, then beside the
-attack. The attackers are a stranger's connections to the bookie's port; they know nothing of the metadata
-store. Afterwards SIGTERM has to end the bookie, while the attack goes on.
+adds 1 KiB every few milliseconds. It is alone first, then beside the same attack on the other bookie, then
+beside the attack. The attackers are a stranger's connections to the bookie's port; they know nothing of the
+metadata store. Afterwards SIGTERM has to end the bookie, while the attack goes on.
 
 The program fails (exit code 1) where one of these bounds is broken:
 
 - the bookie's resident memory is at most 256 MiB at all times;
 - no add of the good client fails;
-- the p99 of its adds is at most three times the p99 without the attack on its bookie, the larger one of alone
-  and control. An attacker on the same machine takes processor time, which is no fault of the bookie;
+- the p99 of its adds is at most three times the larger p99 of the two times before. An attacker on the same
+  machine takes processor time, which is no fault of the bookie;
 - the bookie ends within 5 s of SIGTERM.
 
 `--requests` ends an attack when each connection has so many answers, and the good client goes on until then.

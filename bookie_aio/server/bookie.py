@@ -64,7 +64,7 @@ class ListeningSocket(Protocol):
 
 
 class Server(Protocol):
-    """What accepts connections."""
+    """A server that accepts connections."""
 
     @property
     def sockets(self) -> Sequence[ListeningSocket]:

@@ -381,7 +381,7 @@ class Dispatcher:
             status = Status.INTERNAL_ERROR if is_deletion else Status.TOO_MANY_REQUESTS
             reason = f"the id counter is not known, try again: {refusal}"
         else:
-            status = Status.INTERNAL_ERROR if is_deletion else Status.ID_TAKEN
+            status = Status.BAD_REQUEST if is_deletion else Status.ID_TAKEN
             reason = f"no ledger has the id {getattr(request, 'ledger_id', None)}: it has not been given out"
         self._responder.refuse(peer, request.op, request_id, status, reason)
 

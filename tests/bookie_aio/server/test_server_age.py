@@ -371,7 +371,7 @@ async def test_nothing_is_stored_for_ids_that_were_not_given_out(fresh: Bookies)
             assert (await client.call(request, auth=b"t" * 32)).status is Status.ID_TAKEN  # type: ignore[arg-type]
         for flags in (AddFlag.NONE, AddFlag.RECOVERY, AddFlag.REPAIR, AddFlag.DEFERRED_SYNC):
             assert (await client.add(ledger_id, 0, [b"x"], flags=flags)).status is Status.ID_TAKEN
-        assert (await client.call(Delete(ledger_id))).status is Status.INTERNAL_ERROR
+        assert (await client.call(Delete(ledger_id))).status is Status.BAD_REQUEST
         assert (await client.call(IsFree(ledger_id))).status is Status.ID_TAKEN
     assert await held(client) == []
     assert (await draw(fresh, 1)).start == 8  # no made-up id raised the counter
