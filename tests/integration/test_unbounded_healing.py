@@ -33,6 +33,7 @@ async def test_every_add_takes_effect_once_and_under_its_id_over_a_loss(cluster:
         await lose_two(cluster)
         before += [ledger.add_entry(b"%d" % n) for n in range(300, 310)]
         bulk = asyncio.create_task(ledger.add_entries(numbered(310, 319)))
+        await asyncio.sleep(0)  # It takes its entries.
         await state_is(ledger, WriterState.HEALING)
         held = [ledger.add_entry(b"%d" % n) for n in range(320, 330)]
         flushed, rolled = asyncio.create_task(ledger.flush()), asyncio.create_task(ledger.roll())
