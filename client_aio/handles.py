@@ -78,12 +78,14 @@ class ClosesOnExit(ABC):
         """End at once; does nothing to a handle that has been closed."""
 
     @property
-    def is_failure_known(self) -> bool:
-        """Return whether a call or a future has raised the handle's failure: leaving does not raise it again.
+    def told_failures(self) -> tuple[BookKeeperError, ...]:
+        """Return the failures that a call or a future has raised: leaving does not raise them again.
 
         Each raise gives the error a traceback. A handle that fails removes the traceback of our own raises.
         """
-        return self._was_told or (self._failure is not None and self._failure.__traceback__ is not None)
+        failure = self._failure
+        is_told = failure is not None and (self._was_told or failure.__traceback__ is not None)
+        return (failure,) if failure is not None and is_told else ()
 
     async def __aenter__(self) -> Self:
         return self
@@ -92,12 +94,12 @@ class ClosesOnExit(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if kind is None:
-            is_known = self.is_failure_known  # before `close`, which tells it too
+            told = self.told_failures  # before `close`, which tells them too
             try:
                 await self.close()
-            except BookKeeperError:
+            except BookKeeperError as error:
                 await self.abort()
-                if not is_known:
+                if not any(error is each for each in told):
                     raise
             except BaseException:
                 await self.abort()

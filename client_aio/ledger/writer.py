@@ -554,7 +554,7 @@ class LedgerWriter(ClosesOnExit):
     def _refuse(self, future: asyncio.Future[int]) -> None:
         closed = LedgerClosedError(f"ledger {self.ledger_id} is closed", ledger_id=self.ledger_id)
         if self._failure is not None:
-            self._was_told, self._was_idle = self.is_failure_known, False
+            self._was_told, self._was_idle = bool(self.told_failures), False
         fail_all([future], self._failure or closed)
 
     async def _take_all(

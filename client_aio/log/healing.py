@@ -283,9 +283,10 @@ class Healer:
             raise loss.to_raise()
 
     @property
-    def is_failure_known(self) -> bool:
-        """Return whether the application has been told of the failure, and of overdue records."""
-        return all(each is None or each.is_known for each in (self._failure, self._loss))
+    def told_failures(self) -> tuple[BookKeeperError, ...]:
+        """Return the errors of the failure, and of overdue records, that the application has been told of."""
+        both = (self._failure, self._loss)
+        return tuple(each.error for each in both if each is not None and each.is_known)
 
     def refuse(self, future: asyncio.Future[Position]) -> None:
         """Fail the future of a record that came after the failure."""

@@ -175,9 +175,9 @@ class LogWriter(ClosesOnExit):
         return self._is_closing or self._healer.failure is not None
 
     @property
-    def is_failure_known(self) -> bool:
-        """Return whether a call or a future has raised this writer's failure, or that of overdue records."""
-        return self._healer.is_failure_known
+    def told_failures(self) -> tuple[BookKeeperError, ...]:
+        """Return the failures, of this writer or of overdue records, that a call or a future has raised."""
+        return self._healer.told_failures
 
     @property
     def state(self) -> WriterState:

@@ -118,11 +118,10 @@ class UnboundedLedgerWriter(LedgerWriter):
         return self._healing.states()
 
     @property
-    def is_failure_known(self) -> bool:
-        """Return whether a call or a future has raised the failure, or that of adds that were given up."""
-        if self._failure is None and self._loss is not None:
-            return self._loss.is_known
-        return super().is_failure_known
+    def told_failures(self) -> tuple[BookKeeperError, ...]:
+        """Return the failures, of the writer or of adds given up, that a call or a future has raised."""
+        loss = self._loss
+        return (*super().told_failures, *([loss.error] if loss is not None and loss.is_known else []))
 
     @property
     def first_entry(self) -> int:

@@ -204,3 +204,18 @@ async def test_a_beginning_that_is_truncated_while_it_is_looked_for_is_looked_fo
         monkeypatch.setattr(LogReading, "_begin", cut_behind)
         assert [record.data async for record in client.read_log("a", start)] == [b"2"]
         assert times == 2
+
+
+async def test_leaving_raises_a_failure_that_nobody_was_told_of_and_no_other(cluster: Cluster) -> None:
+    async with client_aio.connect(cluster.uri) as client, client_aio.connect(cluster.uri) as other:
+        with pytest.raises(client_aio.LogFencedError):
+            async with client.open_log("left") as log:
+                async with other.open_log("left"):
+                    pass
+                log.append(b"behind the end of the ledger")
+        async with client.open_log("left") as log:
+            async with other.open_log("left"):
+                pass
+            with pytest.raises(client_aio.LogFencedError):
+                await log.append(b"behind the end of the ledger")
+        assert [record async for record in client.read_log("left")] == []

@@ -360,7 +360,7 @@ class Writing:
     async def _with(self) -> None:
         async with self.handle:
             await self._adds()
-            is_known = self.handle.is_failure_known
+            is_known = bool(self.handle.told_failures)
         if is_known:  # Leaving does not raise again what a call has told, and has closed nothing.
             self._has_aborted()
             return
