@@ -25,6 +25,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 export PYTHON
+# Each test starts processes, which would compile every module again where bytecode is not kept.
+export PYTHONDONTWRITEBYTECODE :=
 
 demo_arguments := $(if $(FILE),--file "$(FILE)") $(if $(METADATA),--metadata $(METADATA)) \
 	$(if $(filter-out 0,$(NO_SPARE)),--no-spare) $(if $(filter-out 0,$(KILL_ZK_LEADER)),--kill-zookeeper-leader)
