@@ -27,8 +27,6 @@ from bookie_aio.storage.data_directory import read_cookie
 from bookie_aio.storage.disk.disk import RealDisk
 from bookie_aio.storage.engine import StorageConfig
 from bookie_aio.wire.messages import Done, Info, ListLedgers, ListLedgersAnswer
-from client_aio.autorecovery.service import AutoRecovery
-from client_aio.autorecovery.survey import ledgers_naming
 from client_aio.bookies.connection import BookieConnection, connect
 from client_aio.cli.completion import complete_bookies
 from client_aio.cli.input import ask
@@ -205,7 +203,11 @@ async def _recover(
     store: MetadataStore, config: AutoRecoveryConfig | None, placement: Placement, name: str
 ) -> None:
     """Run auto recovery beside a bookie, on the bookie's session, until cancelled."""
-    while config is not None:
+    if config is None:
+        return
+    from client_aio.autorecovery.service import AutoRecovery  # the client, which few bookies need
+
+    while True:
         try:
             async with (
                 client_aio.connect(store, placement=placement.policy) as client,
@@ -454,6 +456,8 @@ async def forget(
             )
         if bookie in running:
             raise InvalidTransitionError(f"bookie {bookie} runs: stop it before it is forgotten")
+        from client_aio.autorecovery.survey import ledgers_naming
+
         naming = await ledgers_naming(client._context, bookie)
         if naming:
             raise InvalidTransitionError(

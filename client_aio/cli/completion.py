@@ -63,7 +63,7 @@ async def _logs(store: MetadataStore, incomplete: str) -> list[str]:
         return await _beginning_with(client.list_logs(), incomplete)
 
 
-async def _ids(client: client_aio.Client) -> AsyncGenerator[str, None]:
+async def _ids(client: "client_aio.Client") -> AsyncGenerator[str, None]:
     async with aclosing(client.list_ledgers()) as ledger_ids:
         async for ledger_id in ledger_ids:
             yield str(ledger_id)
@@ -74,7 +74,7 @@ async def _ledgers(store: MetadataStore, incomplete: str) -> list[str]:
         return await _beginning_with(_ids(client), incomplete)
 
 
-async def _names(client: client_aio.Client) -> AsyncGenerator[str, None]:
+async def _names(client: "client_aio.Client") -> AsyncGenerator[str, None]:
     async with aclosing(client.list_unbounded_ledgers()) as ledgers:
         async for name, _ in ledgers:
             yield name

@@ -23,7 +23,7 @@ async def count():
     for number in range(9):
         yield number
 
-numbers = Handle(get_loop_thread())._iterate(count)
+numbers = Handle(get_loop_thread(), None)._iterate(count)
 assert next(numbers) == 0
 if "fork" in sys.argv:
     child = os.fork()
@@ -108,7 +108,7 @@ def test_a_reading_that_is_collected_on_the_loop_is_closed() -> None:
             closed.set()
 
     background = LoopThread()
-    readings = [Handle(background)._iterate(count)]
+    readings = [Handle(background, None)._iterate(count)]
     assert next(readings[0]) == 0
 
     async def collect() -> None:

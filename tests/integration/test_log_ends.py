@@ -208,11 +208,15 @@ async def test_a_beginning_that_is_truncated_while_it_is_looked_for_is_looked_fo
 
 async def test_leaving_raises_a_failure_that_nobody_was_told_of_and_no_other(cluster: Cluster) -> None:
     async with client_aio.connect(cluster.uri) as client, client_aio.connect(cluster.uri) as other:
-        with pytest.raises(client_aio.LogFencedError):
+
+        async def append_and_leave() -> None:
             async with client.open_log("left") as log:
                 async with other.open_log("left"):
                     pass
                 log.append(b"behind the end of the ledger")
+
+        with pytest.raises(client_aio.LogFencedError):
+            await append_and_leave()
         async with client.open_log("left") as log:
             async with other.open_log("left"):
                 pass
