@@ -270,7 +270,10 @@ def test_nulls_and_rows_above_the_limit_fail_the_job_and_leave_nothing(
     with pytest.raises(PySparkException, match="has a null in column 'value'"):
         write(null, bookies.uri, log="refused")
     large = payloads(spark, 100).union(spark.createDataFrame([(bytes(5_000_000),)], "value binary"))
-    with pytest.raises(PySparkException, match=r"makes an entry of 5,000,000 bytes; the limit is 4,194,304"):
+    with pytest.raises(
+        PySparkException,
+        match=r"entry of 5,000,000 bytes, most of it in column 'value', and the limit is 4,194,304",
+    ):
         write(large, bookies.uri, log="refused")
     assert bookies.ledgers_of("refused")[0] == set()
     assert bookies.leftovers("refused") == set()
