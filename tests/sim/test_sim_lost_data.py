@@ -25,6 +25,7 @@ SEEDS = [
     ("set-back-metadata", 1),
     ("set-back-metadata", 2),
     ("set-back-metadata", 4),
+    ("set-back-metadata", 256),
     ("copied-bookie", 4),
 ]
 

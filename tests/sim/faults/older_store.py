@@ -49,6 +49,8 @@ def _set_back(simulation: Simulation, fault: Fault, older: TreeCopy) -> None:
     for record in history.ledgers.values():
         key = ledger_key(record.ledger_id)
         record.is_of_before = not older.has_same(key, newest) and not record.is_gone
+        if record.is_gone:  # The older copy may have it, or not know the deletion: a creation may try its id.
+            record.metadata, record.version = None, 0
     unheard_of = [
         one for one in history.ledgers if history.ledger(one).is_of_before and not _is_known(history, one)
     ]
