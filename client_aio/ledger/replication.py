@@ -495,8 +495,9 @@ class CopiesWatch:
     """The timeout of acknowledged entries that wait for their last copies (guaranteed write quorum, rule 11).
 
     Every copy that comes is progress: the LAFR itself does not move during an ensemble change. A bookie that
-    comes and goes makes progress only when fewer copies are missing than ever before. Where no copy is
-    missing, an ensemble change waits for the metadata store, which has timeouts of its own.
+    comes and goes makes progress only when fewer copies are missing than ever before. The count begins anew
+    with each LAC: newly acknowledged entries are owed copies of their own. Where no copy is missing, an
+    ensemble change waits for the metadata store, which has timeouts of its own.
 
     Without guaranteed write quorum the window releases what is acknowledged. `StallWatch` ends a wait for
     that.
@@ -506,7 +507,7 @@ class CopiesWatch:
         self._replicator = replicator
         self._timeout_s = timeout_s
         self._patience = Patience(timeout_s)
-        self._lafr, self._fewest_owed = NO_ENTRY, 0
+        self._ends, self._fewest_owed = (NO_ENTRY, NO_ENTRY), 0  # LAFR and LAC at the last look
 
     async def wait(self, room: asyncio.Event) -> None:
         """Wait until the window may hold fewer bytes; may return early.
@@ -522,11 +523,11 @@ class CopiesWatch:
         if not window.is_guaranteed:
             await room.wait()
             return
-        owed = window.copies_owed
-        if window.lafr != self._lafr or owed < self._fewest_owed:
-            self._lafr, self._fewest_owed = window.lafr, owed
+        owed, ends = window.copies_owed, (window.lafr, window.lac)
+        if ends != self._ends or owed < self._fewest_owed:
+            self._ends, self._fewest_owed = ends, owed
         is_waiting = owed and window.lac == window.last_add_pushed
-        if is_waiting and self._patience.is_over(loop.time(), (self._lafr, self._fewest_owed)):
+        if is_waiting and self._patience.is_over(loop.time(), (self._ends, self._fewest_owed)):
             error = NotEnoughBookiesError(
                 f"entries {window.lafr + 1} to {window.lac} of ledger {window.ledger_id} are acknowledged, "
                 f"but for {self._timeout_s:g} s no copy has come of those that "

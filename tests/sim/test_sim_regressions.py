@@ -169,12 +169,6 @@ def test_what_a_repair_found_nowhere_is_read_from_the_former_bookie(profile: str
     replay(profile, seed)
 
 
-@pytest.mark.parametrize("seed", [543, 1551])
-def test_a_close_does_not_fail_for_want_of_copies_that_have_come(seed: int) -> None:
-    """Only the metadata store was waited for, and the error named no bookie."""
-    replay("refusing-newcomers", seed, pace=None)
-
-
 @pytest.mark.parametrize(("profile", "seed"), [("own-blocking", 1542)])
 def test_a_bookie_that_has_not_started_is_rightly_left_out(profile: str, seed: int) -> None:
     """Of the checker: a ledger began before every bookie served."""

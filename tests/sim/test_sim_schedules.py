@@ -3,13 +3,14 @@
 The sources are the TLA+ models of BookKeeper's replication (Vanlightly, 2021-2023) and the discussions around
 them. Each schedule is played a second time with the rule taken out that forbids it, and must then break. That
 shows that the schedule is the one that the rule is about. Those of unbounded ledgers are in
-`test_sim_schedules_terms`.
+`test_sim_schedules_terms`. The last schedule is of our own: a close that waits for an ensemble change.
 """
 
 from __future__ import annotations
 
 import asyncio
 import multiprocessing
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -165,6 +166,47 @@ async def log_is_taken_from_a_living_writer(simulation: Simulation) -> None:
     await first
 
 
+async def close_waits_for_copies_and_then_for_the_metadata_store(simulation: Simulation) -> None:
+    """A close outlasts an ensemble change that takes longer than the timeout of copies (rule 11).
+
+    One of three bookies acknowledges an entry, another one dies. The answer of the third comes after 0.7 s,
+    that of the replacement 0.7 s later, and the compare-and-set takes 1.4 s more. The LAFR does not move
+    meanwhile. The timeout of copies is 1 s. Each copy is progress, and the timeout runs only while copies are
+    missing.
+    """
+    await asyncio.sleep(0.5)  # until all bookies serve
+    network = simulation.network
+
+    async def write(simulation: Simulation, client: Client) -> None:
+        ledger = await client.create_ledger(
+            ensemble_size=3, write_quorum=3, ack_quorum=1, guaranteed_write_quorum=True
+        )
+        simulation.created("w", ledger.ledger_id)
+        first, dying, late = ledger.metadata.last_fragment.bookies
+        network.block("w", dying)
+        network.block(late, "w")
+        data = payload(ledger.ledger_id, 0, 20)
+        future = ledger.add_entry(data)
+        simulation.history.issued("w", ledger.ledger_id, data, future)
+        await future
+        simulation.stop_bookie(dying, has_power=True, back_after=None)
+        network.open("w", dying)
+        closing = asyncio.ensure_future(ledger.close())
+        while not ledger._window.replacements:  # noqa: ASYNC110 — nothing else tells of a seat
+            await asyncio.sleep(0.001)
+        (newcomer,) = set(ledger._replicator.bookies) - {first, dying, late}
+        network.block(newcomer, "w")
+        simulation.metadata_faults("w").delay = (0.7, 0.7)
+        for bookie_id in (late, newcomer):
+            await asyncio.sleep(0.7)
+            assert not closing.done()
+            network.open(bookie_id, "w")
+        closed = await closing
+        assert newcomer in closed.last_fragment.bookies
+
+    await simulation.spawn_client("w", write)
+
+
 SCRIPTS: dict[str, tuple[Script, int]] = {
     "recovery reads without fencing": (late_add_meets_recovery, 4),
     "the invalid fragment": (change_of_ensemble_meets_recovery, 13),
@@ -188,3 +230,12 @@ def _broken(name: str) -> str:
 def test_the_schedule_breaks_code_that_lacks_its_rule(name: str) -> None:
     with multiprocessing.get_context("fork").Pool(1) as pool:
         assert pool.apply(_broken, (name,))
+
+
+def test_a_close_does_not_fail_for_want_of_copies_that_have_come() -> None:
+    """It failed while the change to the bookies that had them was written, and its error named no bookie."""
+    settings = {**PLAN.client_settings, "add_quorum_timeout_s": 1.0}
+    result = run_script(
+        replace(PLAN, client_settings=settings), close_waits_for_copies_and_then_for_the_metadata_store
+    )
+    assert result.is_good, f"{result.text}\n{result.story}"

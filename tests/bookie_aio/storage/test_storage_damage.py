@@ -208,22 +208,33 @@ async def test_a_segment_is_replayed_of_which_the_index_cannot_be_read_at_a_star
     await store.close()
 
 
-@pytest.mark.parametrize("is_known_whose", [False, True])
+@pytest.mark.parametrize(
+    ("damaged", "is_known_whose"), [(0, False), (0, True), (1, False)], ids=["any", "ledger", "before-tail"]
+)
 async def test_that_data_was_lost_is_still_known_after_a_start_on_a_full_disk(
-    tmp_path: Path, is_known_whose: bool
+    tmp_path: Path, damaged: int, is_known_whose: bool
 ) -> None:
-    """No checkpoint had room to say so, and all that does is a mark in the tail."""
+    """No checkpoint had room to say so, and all that does is a mark in the tail.
+
+    Each start finds the first group's damage again. The second group is proven by the tail behind it alone.
+    The full start writes that tail into a new segment, which names the first group's end. From then on replay
+    stops there, and only the mark tells of the loss (rule 4). No claim proves the mark's group after a power
+    cut, so it is a tail as well.
+    """
     path = lose_claims(await crashed_store(tmp_path, 2))
-    first = groups_of(path / segment_name(1))[0]
-    flip(path / segment_name(1), first.offset + (first.head_bytes + 40 if is_known_whose else 0))
+    group = groups_of(path / segment_name(1))[damaged]
+    flip(path / segment_name(1), group.offset + (group.head_bytes + 40 if is_known_whose else 0))
     for number, is_full in enumerate((True, False, False)):
         disk = FaultyDisk()
         disk.is_full = is_full
         store = await Store.open(path, disk=disk)
+        is_found_again = number == 0 or damaged == 0
+        assert any("before this start" in note for note in store.engine.notes) != is_found_again
         assert store.engine.lost_data_of_any_ledger != is_known_whose
+        assert store.engine.is_writable == (is_known_whose and not is_full)
         assert store.engine.is_damaged(1)
         assert store.engine.is_damaged(2) != is_known_whose
-        assert (await store.read(1, 0, 0))[1] is Stop.UNKNOWN
+        assert (await store.read(1, damaged, damaged))[1] is Stop.UNKNOWN
         (group,) = groups_of(Path(store.engine._journal.segment.path))
         assert group.row_count == 2  # the fence and the mark, and no more of them each time
         path = lose_claims(await store.crash_into(tmp_path / str(number)))

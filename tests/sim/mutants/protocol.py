@@ -243,8 +243,8 @@ MUTANTS = [
         128, "a close fails for want of copies that have come, while an ensemble change is written",
         (Edit("client_aio.ledger.replication:CopiesWatch.wait", "owed and window.lac", "window.lac"),
          Edit("client_aio.ledger.replication:CopiesWatch.wait",
-              "(self._lafr, self._fewest_owed))", "self._lafr)"),),
-        tests=("tests/sim/test_sim_regressions.py::"
+              "(self._ends, self._fewest_owed))", "self._ends)"),),
+        tests=("tests/sim/test_sim_schedules.py::"
                "test_a_close_does_not_fail_for_want_of_copies_that_have_come",),
     ),
     Mutant(
@@ -272,5 +272,12 @@ MUTANTS = [
         (Edit("client_aio.ledger.replication:CopiesWatch.__init__",
               "Patience(timeout_s)", "Patience(timeout_s / 2)"),),
         ("refusing-newcomers",),
+    ),
+    Mutant(
+        134, "copies count against the fewest missing before their entries were acknowledged",
+        (Edit("client_aio.ledger.replication:CopiesWatch.wait",
+              "ends != self._ends", "ends[0] != self._ends[0]"),),
+        tests=("tests/sim/test_sim_schedules.py::"
+               "test_a_close_does_not_fail_for_want_of_copies_that_have_come",),
     ),
 ]  # fmt: skip

@@ -111,7 +111,8 @@ MUTANTS = [
          Edit("bookie_aio.storage.crash_recovery:RecoveredState.first_records",
               "if not row.is_of_all and self.deleted.covers(row.ledger_id, row.last_ledger):",
               "if row.is_of_all or self.deleted.covers(row.ledger_id, row.last_ledger):")),
-        ("full-starts",),
+        tests=("tests/bookie_aio/storage/test_storage_damage.py", "-k",
+               "still_known_after_a_start_on_a_full_disk"),
     ),
     Mutant(
         51, "a start on a full disk cuts what a tail says that may be in the page cache only",
