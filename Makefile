@@ -53,7 +53,7 @@ demo: $(VENV)/$(demo_needs).stamp
 	@$(if $(filter zk,$(METADATA)),$(java) &&) $(BIN)/python examples/demo.py $(demo_arguments) $(ARGS)
 
 test: $(VENV)/dev.stamp
-	@$(java) && $(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
+	@$(java) && $(BIN)/python -m pytest -n 3 --dist loadgroup $(ARGS)
 
 check: $(VENV)/dev.stamp
 	@$(BIN)/ruff format --check .
