@@ -378,7 +378,7 @@ async def test_a_log_is_closed_by_one_of_two_calls_and_cut_before_the_other_ends
         first = asyncio.create_task(log.close())
         really, calls = log.current.close, 0
 
-        async def close_late() -> Any:
+        async def close_late(**options: Any) -> Any:
             nonlocal calls
             calls += 1
             if calls == 2:
@@ -386,7 +386,7 @@ async def test_a_log_is_closed_by_one_of_two_calls_and_cut_before_the_other_ends
                 async with other.open_log("a") as next_one:
                     await other.truncate_log("a", await next_one.append(b"2"))
                 raise client_aio.NoSuchLedgerError("it has been truncated")
-            return await really()
+            return await really(**options)
 
         monkeypatch.setattr(log.current, "close", close_late)
         await asyncio.gather(first, log.close())
