@@ -15,8 +15,8 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Self
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from metadata.errors import (
     KeyExistsError,
@@ -35,6 +35,7 @@ from metadata.ids import (
     MALFORMED,
     check_bookie_id,
 )
+from metadata.model.record import Record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -43,36 +44,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-FORMAT_VERSION = 1
-
 
 @dataclass(frozen=True, slots=True)
-class _Record:
-    """A frozen record whose fields are exactly those of its JSON object, plus `format`."""
-
-    def to_json(self) -> bytes:
-        """Return the stored form."""
-        return json.dumps({"format": FORMAT_VERSION, **asdict(self)}).encode()
-
-    @classmethod
-    def from_json(cls, text: bytes) -> Self:
-        """Parse the stored form; raises MetadataCorruptError."""
-        try:
-            document: dict[str, Any] = json.loads(text)
-            if document.pop("format") != FORMAT_VERSION:
-                raise ValueError(f"format version is not {FORMAT_VERSION}")
-            record = cls(**document)
-            record._check()
-        except MALFORMED as error:
-            raise MetadataCorruptError(f"{cls.__name__} is damaged: {error!r} in {text[:200]!r}") from error
-        return record
-
-    def _check(self) -> None:
-        """Raise ValueError where a field has a wrong type or value."""
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterRecord(_Record):
+class ClusterRecord(Record):
     """The cluster's identity."""
 
     instance_id: str
@@ -83,7 +57,7 @@ class ClusterRecord(_Record):
 
 
 @dataclass(frozen=True, slots=True)
-class BookieRecord(_Record):
+class BookieRecord(Record):
     """A running bookie, as clients see it.
 
     `addresses` are `host:port` (or `[v6]:port`), best first. `nonce` is drawn at each start.
@@ -108,7 +82,7 @@ class BookieRecord(_Record):
 
 
 @dataclass(frozen=True, slots=True)
-class Cookie(_Record):
+class Cookie(Record):
     """A bookie's identity: the same in the metadata store and in each of its data directories."""
 
     bookie_id: str
@@ -124,7 +98,7 @@ class Cookie(_Record):
 
 
 @dataclass(frozen=True, slots=True)
-class AgeRecord(_Record):
+class AgeRecord(Record):
     """A bookie's age, as the metadata store knows it; `bookie_aio.core.identity` has the use.
 
     `number` only grows. `token` is drawn at each start. `place` are the absolute paths of the directories
@@ -142,7 +116,7 @@ class AgeRecord(_Record):
 
 
 @dataclass(frozen=True, slots=True)
-class SetBack(_Record):
+class SetBack(Record):
     """One time at which a bookie found that the metadata store had been set back to an older copy.
 
     All ledger ids below `raised_to` may have been given out before. None of them is given out any more.

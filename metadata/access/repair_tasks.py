@@ -19,8 +19,8 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, NamedTuple
 
 from metadata.errors import (
     KeyExistsError,
@@ -41,13 +41,13 @@ from metadata.ids import (
     check_ledger_id,
     integer,
 )
+from metadata.model.record import FORMAT_VERSION, Record
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
 
     from metadata.store import MetadataStore, Registration, Version
 
-FORMAT = 1
 COPIES_MAX = 99
 _ERROR_CHARACTERS = 500
 
@@ -92,7 +92,7 @@ class TaskRef(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class RepairTask:
+class RepairTask(Record):
     """One ledger that lacks copies, and why."""
 
     reasons: dict[str, list[str]]
@@ -124,34 +124,20 @@ class RepairTask:
         text = error[:_ERROR_CHARACTERS]
         return replace(self, attempts=self.attempts + 1, error=text, entries_lost=entries_lost)
 
-    def to_json(self) -> bytes:
-        """Return the stored form."""
-        return json.dumps({"format": FORMAT, **asdict(self)}).encode()
-
-    @classmethod
-    def from_json(cls, text: bytes) -> RepairTask:
-        """Parse the stored form; raises MetadataCorruptError."""
-        try:
-            document: dict[str, Any] = json.loads(text)
-            if document.pop("format") != FORMAT:
-                raise ValueError(f"format version is not {FORMAT}")
-            task = cls(**document)
-            for reason, bookies in task.reasons.items():
-                if reason not in REASONS or not isinstance(bookies, list):
-                    raise ValueError(f"{reason!r} is no reason, or has no list of bookies")
-                for bookie in bookies:
-                    check_bookie_id(bookie)
-            for count in (task.since_ms, task.attempts, task.entries_lost):
-                integer(count, 0, 2**63 - 1)
-            if not isinstance(task.error, str):
-                raise ValueError("error is no text")
-        except MALFORMED as error:
-            raise MetadataCorruptError(f"a repair task is damaged: {error!r} in {text[:200]!r}") from error
-        return task
+    def _check(self) -> None:
+        for reason, bookies in self.reasons.items():
+            if reason not in REASONS or not isinstance(bookies, list):
+                raise ValueError(f"{reason!r} is no reason, or has no list of bookies")
+            for bookie in bookies:
+                check_bookie_id(bookie)
+        for count in (self.since_ms, self.attempts, self.entries_lost):
+            integer(count, 0, 2**63 - 1)
+        if not isinstance(self.error, str):
+            raise ValueError("error is no text")
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerRecord:
+class WorkerRecord(Record):
     """A worker, and its work so far. No wall clock is in it."""
 
     name: str
@@ -162,13 +148,9 @@ class WorkerRecord:
     bytes_read: int = 0
     busy_s: float = 0.0
 
-    def to_json(self) -> bytes:
-        """Return the stored form."""
-        return json.dumps({"format": FORMAT, **asdict(self)}).encode()
-
 
 @dataclass(frozen=True, slots=True)
-class AuditorRecord:
+class AuditorRecord(Record):
     """The knowledge of the auditor. The next auditor goes on from it."""
 
     name: str = ""
@@ -191,25 +173,11 @@ class AuditorRecord:
     checked: int = 0
     """How many ledgers' replicas this auditor has compared with what they owe."""
 
-    def to_json(self) -> bytes:
-        """Return the stored form."""
-        return json.dumps({"format": FORMAT, **asdict(self)}).encode()
-
-    @classmethod
-    def from_json(cls, text: bytes) -> AuditorRecord:
-        """Parse the stored form; raises MetadataCorruptError."""
-        try:
-            document: dict[str, Any] = json.loads(text)
-            if document.pop("format") != FORMAT:
-                raise ValueError(f"format version is not {FORMAT}")
-            record = cls(**document)
-            for bookie, gone_s in record.gone_s.items():
-                check_bookie_id(bookie)
-                if not isinstance(gone_s, (int, float)) or not gone_s >= 0:
-                    raise ValueError(f"{bookie} is gone for {gone_s!r} s")
-        except MALFORMED as error:
-            raise MetadataCorruptError(f"{KEY_AUDITOR} is damaged: {error!r} in {text[:200]!r}") from error
-        return record
+    def _check(self) -> None:
+        for bookie, gone_s in self.gone_s.items():
+            check_bookie_id(bookie)
+            if not isinstance(gone_s, (int, float)) or not gone_s >= 0:
+                raise ValueError(f"{bookie} is gone for {gone_s!r} s")
 
 
 class RepairTasks:
@@ -280,7 +248,8 @@ class RepairTasks:
             KeyExistsError: another session holds it. The call may wait for that session first.
         """
         key = f"{KEY_REPAIR_LOCKS}/{check_ledger_id(ledger_id):019d}"
-        return await self.store.register(key, json.dumps({"format": FORMAT, "worker": worker}).encode())
+        value = json.dumps({"format": FORMAT_VERSION, "worker": worker}).encode()
+        return await self.store.register(key, value)
 
     # --- workers, the auditor, the pause --------------------------------------------------------
 
@@ -296,10 +265,9 @@ class RepairTasks:
         """Read the records of the workers that are alive. Damaged ones are left out."""
         found = []
         for name in await self.worker_names():
-            with suppress(NoSuchKeyError, *MALFORMED):
-                document = json.loads((await self.store.read(f"{KEY_REPAIR_WORKERS}/{name}")).value)
-                document.pop("format")
-                found.append(WorkerRecord(**document))
+            with suppress(NoSuchKeyError, MetadataCorruptError):
+                value, _ = await self.store.read(f"{KEY_REPAIR_WORKERS}/{name}")
+                found.append(WorkerRecord.from_json(value))
         return found
 
     async def auditor(self) -> tuple[AuditorRecord, Version | None]:
@@ -334,7 +302,7 @@ class RepairTasks:
         Raises:
             MetadataUnavailableError: the change may take effect, now or later.
         """
-        value = json.dumps({"format": FORMAT, "paused": is_paused}).encode()
+        value = json.dumps({"format": FORMAT_VERSION, "paused": is_paused}).encode()
         while True:
             await self.store.sync(KEY_REPAIR_PAUSED)
             now, version = await self._paused()
