@@ -3,15 +3,19 @@
 An application may cancel every task of its event loop: `asyncio.all_tasks()` at SIGTERM is a usual recipe.
 Test frameworks do so too. A task of ours that ends this way leaves callers waiting for what it would have
 done. `OwnedTask` starts it again.
+
+Also `for_each`, whose tasks its caller waits for.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable
+
+_Item = TypeVar("_Item")
 
 _RESTART_S = 0.02
 """A timer, and not at once: a loop that is being closed calls no timers, so no task is left over in it."""
@@ -21,6 +25,25 @@ def is_cancelled_alone(task: asyncio.Task[Any]) -> bool:
     """Return whether somebody has cancelled a task, and not the caller's own task, which waits for it."""
     current = asyncio.current_task()
     return task.cancelled() and (current is None or not current.cancelling())
+
+
+async def for_each(items: Iterable[_Item], work: Callable[[_Item], Awaitable[object]], at_once: int) -> None:
+    """Do some work for each item, in the order of the items, for so many of them at once.
+
+    Raises the first error of the work, after the work under way was cancelled. Cancelling cancels it, too.
+    """
+    waiting = iter(items)
+
+    async def take_turns() -> None:
+        for item in waiting:
+            await work(item)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(at_once):
+                group.create_task(take_turns())
+    except ExceptionGroup as failures:
+        raise failures.exceptions[0] from None
 
 
 class OwnedTask:

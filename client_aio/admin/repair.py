@@ -67,6 +67,7 @@ from metadata.errors import (
 )
 from metadata.ids import TERM_FINAL, TERM_WRITER
 from metadata.model.ledger import DIGEST_CRC, Absent, LedgerMetadata
+from metadata.owned_task import for_each
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -450,25 +451,18 @@ class _Copier:
         self, work: Callable[[ClassRange], Awaitable[None]], *, is_verifying: bool
     ) -> None:
         self._entries_done = 0
-        waiting = iter(self._pieces)
 
-        async def take_turns() -> None:
-            for piece in waiting:
-                await work(piece)
-                self._entries_done += piece.entries
-                self._on_progress(
-                    RepairProgress(
-                        self._part.first_entry, self._part.last_entry, is_verifying,
-                        self._entries_done, self._entries_total, self.bytes_copied,
-                    )
-                )  # fmt: skip
+        async def work_and_report(piece: ClassRange) -> None:
+            await work(piece)
+            self._entries_done += piece.entries
+            self._on_progress(
+                RepairProgress(
+                    self._part.first_entry, self._part.last_entry, is_verifying,
+                    self._entries_done, self._entries_total, self.bytes_copied,
+                )
+            )  # fmt: skip
 
-        try:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(_PIECES_AT_ONCE):
-                    group.create_task(take_turns())
-        except ExceptionGroup as failures:
-            raise failures.exceptions[0] from None
+        await for_each(self._pieces, work_and_report, _PIECES_AT_ONCE)
 
     async def _copy_piece(self, piece: ClassRange) -> None:
         rows, _ = await self._ask_target(

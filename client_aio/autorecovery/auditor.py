@@ -18,15 +18,13 @@ Nothing here changes a ledger or a bookie.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from bookie_aio.wire.messages import Done, Info
 from client_aio.admin.replicas import list_replicas, parts_of, verify_replica
-from client_aio.autorecovery.survey import AUDITOR_ELECTION, layout_in_full
+from client_aio.autorecovery.survey import AUDITOR_ELECTION, figures_of, layout_in_full
 from client_aio.core.audit import (
     BookieStates,
     Checks,
@@ -57,6 +55,7 @@ from metadata.errors import (
     NoSuchLedgerError,
 )
 from metadata.ids import MALFORMED
+from metadata.owned_task import for_each
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable
@@ -215,13 +214,7 @@ class Auditor:
 
     async def _read_all(self, ledger_ids: Iterable[int]) -> None:
         """Read the metadata of some ledgers, a few at once."""
-        waiting = iter(list(ledger_ids))
-
-        async def take_turns() -> None:
-            for ledger_id in waiting:
-                await self._read(ledger_id)
-
-        await _all_of(take_turns, self._config.reads_at_once)
+        await for_each(list(ledger_ids), self._read, self._config.reads_at_once)
 
     async def _read(self, ledger_id: int) -> None:
         self._reads += 1
@@ -299,7 +292,7 @@ class Auditor:
             await self._read_all(done)
             for ledger_id in done:
                 self._reasons.pop(ledger_id, None)
-        room = self._config.tasks_max - len(refs)
+        room = max(self._config.tasks_max - len(refs), 0)
         has_room = room > self._config.tasks_max // 5 or not self.record.waiting
         if not (has_room and (self._is_dirty or self.record.waiting)):
             return
@@ -313,22 +306,20 @@ class Auditor:
         order = sorted(lacking, key=lambda one: (lacking[one][0], one))
         new = [one for one in order if one not in refs]
         changed = [one for one in order if one in refs and _adds(lacking[one][1], self._reasons.get(one, {}))]
-        left = total - len(scarcest) + max(len(new) - max(room, 0), 0)
+        left = total - len(scarcest) + max(len(new) - room, 0)
         self.record = replace(self.record, waiting=left)
-        waiting = iter([*changed, *new[: max(room, 0)]])
-
-        async def take_turns() -> None:
-            for ledger_id in waiting:
-                await self._make_task(ledger_id, *lacking[ledger_id])
-
+        to_make = [*changed, *new[:room]]
         try:
-            await _all_of(take_turns, self._config.reads_at_once)
+            await for_each(
+                to_make,
+                lambda ledger_id: self._make_task(ledger_id, *lacking[ledger_id]),
+                self._config.reads_at_once,
+            )
         except BaseException:
             self._is_dirty = True
             raise
         if changed or new:
-            made = len(changed) + min(len(new), max(room, 0))
-            logger.info("auditor=%s made %d repair tasks, %d ledgers wait", self._name, made, left)
+            logger.info("auditor=%s made %d repair tasks, %d ledgers wait", self._name, len(to_make), left)
 
     async def _make_task(self, ledger_id: int, copies: int, reasons: dict[str, list[str]]) -> None:
         """Make a ledger's task, or put one with more reasons in the place of the one there is."""
@@ -366,16 +357,14 @@ class Auditor:
         count = max(int(self._config.checks_per_s), 1)
         due = self._checks.take(self._loop.time(), count)
         due += self._check_turns.next(self._listed, elapsed_s, count - len(due))
-        waiting = iter(due)
 
-        async def take_turns() -> None:
-            for ledger_id in waiting:
-                try:
-                    await self._check(ledger_id)
-                except NoSuchLedgerError:
-                    self._drop(ledger_id)
+        async def check(ledger_id: int) -> None:
+            try:
+                await self._check(ledger_id)
+            except NoSuchLedgerError:
+                self._drop(ledger_id)
 
-        await _all_of(take_turns, _CHECKS_AT_ONCE)
+        await for_each(due, check, _CHECKS_AT_ONCE)
 
     async def _check(self, ledger_id: int) -> None:
         """Compare what the bookies of one ledger list with what they owe, and read a sample."""
@@ -418,9 +407,8 @@ class Auditor:
             return
         for bookie_id, record in list(self._context.pool.directory.available.items()):
             try:
-                connection = await self._context.pool.get(bookie_id)
-                _, body = await connection.call(Info(), Done, timeout_s=self._context.config.read_timeout_s)
-                ledgers = json.loads(bytes(body))["storage"]["ledgers"]
+                figures = await figures_of(self._context, bookie_id, self._context.config.read_timeout_s)
+                ledgers = figures["storage"]["ledgers"]
                 told = (record.nonce, ledgers["damaged"], ledgers["all_damaged"])
             except (BookKeeperError, *MALFORMED) as error:
                 logger.info("auditor=%s bookie=%s says nothing: %s", self._name, bookie_id, error)
@@ -434,13 +422,3 @@ class Auditor:
 def _adds(reasons: dict[str, list[str]], known: dict[str, list[str]]) -> bool:
     """Return whether there is a bookie under a reason that was not known."""
     return any(set(bookies) - set(known.get(reason, ())) for reason, bookies in reasons.items())
-
-
-async def _all_of(take_turns: Callable[[], Coroutine[Any, Any, None]], count: int) -> None:
-    """Run so many tasks of a kind at once; raise the first error of one."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            for _ in range(count):
-                group.create_task(take_turns())
-    except BaseExceptionGroup as failures:
-        raise failures.exceptions[0] from None

@@ -65,6 +65,14 @@ async def layout_in_full(
     return metadata, layout_of(metadata, by_ensemble.values()), pages
 
 
+async def figures_of(context: ClientContext, bookie_id: str, timeout_s: float) -> dict[str, Any]:
+    """Ask a bookie for its figures (INFO). Raises BookKeeperError, or one of `MALFORMED`."""
+    connection = await context.pool.get(bookie_id)
+    _, body = await connection.call(Info(), Done, timeout_s=timeout_s)
+    figures: dict[str, Any] = json.loads(bytes(body))
+    return figures
+
+
 async def all_metadata(
     context: ClientContext, first: int = 0
 ) -> AsyncGenerator[tuple[int, LedgerMetadata | MetadataCorruptError], None]:
@@ -307,9 +315,7 @@ async def _ask(context: ClientContext, record: BookieRecord, ledgers: int) -> Bo
     state = "writable" if record.is_writable else "read-only"
     found = BookieReport(record.bookie_id, state, record.rack, record.weight, list(record.addresses), ledgers)
     try:
-        connection = await context.pool.get(record.bookie_id)
-        _, body = await connection.call(Info(), Done, timeout_s=_INFO_TIMEOUT_S)
-        figures = json.loads(bytes(body))
+        figures = await figures_of(context, record.bookie_id, _INFO_TIMEOUT_S)
         found.disk_free_bytes = figures["storage"]["disk"]["free_bytes"]
         ledgers_here = figures["storage"]["ledgers"]
         found.ledgers_damaged = ledgers_here["damaged"] or int(bool(ledgers_here["all_damaged"]))

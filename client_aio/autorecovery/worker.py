@@ -38,7 +38,7 @@ from metadata.errors import (
 from metadata.owned_task import OwnedTask
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
+    from collections.abc import AsyncGenerator, Awaitable, Callable
 
     from client_aio.config import AutoRecoveryConfig
     from client_aio.context import ClientContext
@@ -159,13 +159,13 @@ class Worker:
                 await self._wake.wait()
 
     async def _follow(
-        self, make: Callable[[], AsyncGenerator[None, None]], changed: Callable[[], object]
+        self, make: Callable[[], AsyncGenerator[None, None]], changed: Callable[[], Awaitable[object]]
     ) -> None:
         while True:
             try:
                 async with aclosing(make()) as changes:
                     async for _ in changes:
-                        changed()
+                        await changed()
             except ClientClosedError:
                 return
             except BookKeeperError as error:
@@ -173,21 +173,18 @@ class Worker:
             await asyncio.sleep(_RETRY_S)
 
     async def _follow_tasks(self) -> None:
-        await self._follow(self._tasks.watch_tasks, self._wake.set)
+        async def wake() -> None:
+            self._wake.set()
+
+        await self._follow(self._tasks.watch_tasks, wake)
 
     async def _follow_pause(self) -> None:
-        while True:
-            try:
-                async with aclosing(self._tasks.watch_pause()) as changes:
-                    async for _ in changes:
-                        is_paused = await self._tasks.is_paused()
-                        (self._paused if is_paused else self._resumed).set()
-                        (self._resumed if is_paused else self._paused).clear()
-            except ClientClosedError:
-                return
-            except BookKeeperError as error:
-                logger.info("worker=%s watches again: %s", self.record.name, error)
-            await asyncio.sleep(_RETRY_S)
+        async def look() -> None:
+            is_paused = await self._tasks.is_paused()
+            (self._paused if is_paused else self._resumed).set()
+            (self._resumed if is_paused else self._paused).clear()
+
+        await self._follow(self._tasks.watch_pause, look)
 
     async def _follow_bookies(self) -> None:
         """Try every task again when bookies have come or gone: the reason of its failure may be over."""

@@ -1,23 +1,23 @@
 """`bookie-aio autorecovery`: have lost copies made again without an operator."""
 
-import asyncio
-import signal
 from typing import Annotated
 
 import typer
 
 import client_aio
-from bookie_aio import structured_logging
 from client_aio.autorecovery.service import AutoRecovery
 from client_aio.autorecovery.survey import auto_recovery_state
 from client_aio.cli.options import (
     LOST_BOOKIE_DELAY_S,
     Invocation,
+    LogJson,
+    LogLevel,
     LostBookieDelay,
     Placement,
     PlacementOption,
     command,
-    usage_error,
+    configure_logging,
+    stop_event,
 )
 from client_aio.cli.text import recovery_text
 from client_aio.config import MIB, AutoRecoveryConfig
@@ -44,8 +44,8 @@ async def run(
         typer.Option(min=1, metavar="SECONDS", help="Every ledger's replicas are checked once in this time."),
     ] = _DEFAULTS.check_interval_s,
     placement: PlacementOption = Placement.WEIGHTED,
-    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
-    log_json: Annotated[bool, typer.Option("--log-json", help="Log one JSON object a line.")] = False,
+    log_level: LogLevel = "info",
+    log_json: LogJson = False,
 ) -> None:
     """Run an auditor and a worker until Ctrl-C or SIGTERM; logs go to standard error.
 
@@ -53,20 +53,14 @@ async def run(
     elected. A worker that is killed leaves its task to another one. A bookie that is gone for longer than the
     delay is lost. Its entries are copied to others, which get its seats.
     """
-    level = log_level.upper()
-    if level not in ("DEBUG", "INFO", "WARNING", "ERROR"):
-        usage_error(f"--log-level {log_level!r} is not one of debug, info, warning, error")
-    structured_logging.configure(level=level, as_json=log_json)
+    configure_logging(log_level, as_json=log_json)
     config = AutoRecoveryConfig(
         lost_bookie_delay_s=lost_bookie_delay,
         worker_bytes_per_s=int(worker_rate * MIB),
         cluster_bytes_per_s=int(cluster_rate * MIB),
         check_interval_s=check_interval,
     )
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
+    stop = stop_event()
     async with (
         client_aio.connect(invocation.metadata_uri, placement=placement.policy) as client,
         AutoRecovery(client, config) as recovery,

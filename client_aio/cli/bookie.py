@@ -6,7 +6,6 @@ import logging
 import os
 import random
 import resource
-import signal
 import socket
 import struct
 import sys
@@ -33,10 +32,14 @@ from client_aio.cli.input import ask
 from client_aio.cli.options import (
     LOST_BOOKIE_DELAY_S,
     Invocation,
+    LogJson,
+    LogLevel,
     LostBookieDelay,
     Placement,
     PlacementOption,
     command,
+    configure_logging,
+    stop_event,
     usage_error,
 )
 from client_aio.cli.output import Output
@@ -58,7 +61,7 @@ from metadata.errors import (
     InvalidTransitionError,
     NoSuchKeyError,
 )
-from metadata.ids import KEY_COOKIES, check_bookie_id
+from metadata.ids import check_bookie_id
 from metadata.store import MetadataStore
 
 log = logging.getLogger(__name__)
@@ -113,8 +116,8 @@ async def serve(
     autorecovery: AutoRecoveryFlag = False,
     lost_bookie_delay: LostBookieDelay = LOST_BOOKIE_DELAY_S,
     placement: PlacementOption = Placement.WEIGHTED,
-    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
-    log_json: Annotated[bool, typer.Option("--log-json", help="Log one JSON object a line.")] = False,
+    log_level: LogLevel = "info",
+    log_json: LogJson = False,
     stop_with_parent: Annotated[
         bool, typer.Option("--stop-with-parent", help="Stop when standard input ends.")
     ] = False,
@@ -127,10 +130,7 @@ async def serve(
     With an empty directory and a metadata store that holds no cluster, a new cluster is made. With a bookie's
     directory such a store is refused: its URI is mistyped, or the metadata are lost.
     """
-    level = log_level.upper()
-    if level not in ("DEBUG", "INFO", "WARNING", "ERROR"):
-        usage_error(f"--log-level {log_level!r} is not one of debug, info, warning, error")
-    structured_logging.configure(level=level, as_json=log_json)
+    configure_logging(log_level, as_json=log_json)
     uri = invocation.metadata_uri
     connections_max, files_max = share_descriptors(_allow_many_files())
     disk = RealDisk()
@@ -256,10 +256,7 @@ def _allow_many_files() -> int:
 
 
 def _stop_event(*, watch_standard_input: bool) -> asyncio.Event:
-    loop = asyncio.get_running_loop()
-    stop = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
+    loop, stop = asyncio.get_running_loop(), stop_event()
 
     def ended() -> None:
         with suppress(BlockingIOError):
@@ -361,7 +358,7 @@ async def accept_metadata(
                 replace(event, answered=sorted({*event.answered, *waiting})) for event in found.events
             ]
             await found.replace(store, answered)
-        down = sorted(set(await store.children(KEY_COOKIES)) - set(running))
+        down = sorted(set(await registered_bookies(store)) - set(running))
     output.document(
         {
             "set_backs": len(found.events),
@@ -493,7 +490,7 @@ async def info(
             if record is not None:
                 bookie_id, addresses = record.bookie_id, record.addresses
             elif ":" not in bookie:
-                known = ", ".join(await store.children(KEY_COOKIES)) or "none"
+                known = ", ".join(await registered_bookies(store)) or "none"
                 raise BookieUnavailableError(
                     f"bookie {bookie} is not running; the cluster's bookies: {known}"
                 )

@@ -33,7 +33,7 @@ import typer
 import client_aio
 from client_aio.autorecovery.survey import survey
 from client_aio.cli.exit_codes import BookieStartError
-from client_aio.cli.options import LOST_BOOKIE_DELAY_S, Invocation, LostBookieDelay, command
+from client_aio.cli.options import LOST_BOOKIE_DELAY_S, Invocation, LostBookieDelay, command, stop_event
 from client_aio.cli.output import Output
 from client_aio.cli.text import survey_text
 from metadata.backends.uri import parse_uri
@@ -382,10 +382,7 @@ async def up(
 
 
 async def _run_until_stopped(cluster: LocalCluster, output: Output) -> None:
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
+    stop = stop_event()
     await cluster.prepare()
     starting = asyncio.create_task(cluster.start())
     stopped = asyncio.create_task(stop.wait())
@@ -419,11 +416,8 @@ async def status(invocation: Invocation) -> int:
         found = await survey(client._context)
     invocation.output.document(
         {
-            "condition": found.condition.name.lower().replace("_", " "),
-            "problems": [
-                {"condition": each.condition.name.lower().replace("_", " "), "text": each.text}
-                for each in found.problems
-            ],
+            "condition": found.condition.label,
+            "problems": [{"condition": each.condition.label, "text": each.text} for each in found.problems],
             "bookies": [asdict(each) for each in found.bookies],
             "ledgers": found.ledgers,
             "under_replicated": {str(copies): count for copies, count in found.under_replicated.items()},

@@ -13,9 +13,9 @@ from typing import Any
 
 import client_aio
 from client_aio.cli.options import METADATA_VARIABLE
+from metadata.access.bookies import registered_bookies
 from metadata.backends.uri import open_store
 from metadata.errors import BookKeeperError
-from metadata.ids import KEY_COOKIES
 from metadata.store import MetadataStore
 
 _TIMEOUT_S = 2.0
@@ -87,7 +87,7 @@ async def _ledgers_and_names(store: MetadataStore, incomplete: str) -> list[str]
 
 
 async def _bookies(store: MetadataStore, _: str) -> list[str]:
-    return sorted(await store.children(KEY_COOKIES))
+    return await registered_bookies(store)
 
 
 complete_logs = _completing(_logs)

@@ -29,10 +29,9 @@ from client_aio.cli.text import (
     text_of_repair,
 )
 from client_aio.core.log_chain import owner_of
-from metadata.access.bookies import available_bookies
+from metadata.access.bookies import available_bookies, registered_bookies
 from metadata.access.repair_tasks import RepairTasks
 from metadata.backends.uri import open_store
-from metadata.ids import KEY_COOKIES
 from metadata.model.ledger import DIGEST_CRC, DIGEST_HMAC, LedgerMetadata
 
 app = typer.Typer(no_args_is_help=True, help="Write, read and look after ledgers.")
@@ -663,7 +662,7 @@ async def repair(
 async def _check_known(invocation: Invocation, ledger_id: int, bookie: str) -> None:
     """Raise NoSuchKeyError for a bookie that neither runs nor has a cookie: its id is mistyped."""
     async with await open_store(invocation.metadata_uri) as store:
-        known = {*await store.children(KEY_COOKIES), *await available_bookies(store)}
+        known = {*await registered_bookies(store), *await available_bookies(store)}
     if bookie not in known:
         raise client_aio.NoSuchKeyError(
             f"there is no bookie {bookie}: it is in no fragment of ledger {ledger_id}, and the cluster's "

@@ -12,6 +12,7 @@ shell's history.
 import asyncio
 import enum
 import inspect
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Coroutine
@@ -23,6 +24,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from bookie_aio import structured_logging
 from bookie_aio.structured_logging import escape
 from client_aio import PlacementPolicy, RackAware, WeightedRandom
 from client_aio.cli.exit_codes import Exit, describe, exit_code_of
@@ -200,6 +202,30 @@ def report(error: Exception, *, debug: bool = False) -> int:
 def usage_error(message: str) -> NoReturn:
     """Raise the error of a command that was called wrongly."""
     raise InvalidArgumentError(message)
+
+
+LogLevel = Annotated[str, typer.Option(help="debug, info, warning or error.")]
+LogJson = Annotated[bool, typer.Option("--log-json", help="Log one JSON object a line.")]
+
+
+def configure_logging(log_level: str, *, as_json: bool) -> None:
+    """Log to standard error from a level on, as `--log-level` and `--log-json` say.
+
+    Raises:
+        InvalidArgumentError: there is no such level.
+    """
+    level = log_level.upper()
+    if level not in ("DEBUG", "INFO", "WARNING", "ERROR"):
+        usage_error(f"--log-level {log_level!r} is not one of debug, info, warning, error")
+    structured_logging.configure(level=level, as_json=as_json)
+
+
+def stop_event() -> asyncio.Event:
+    """Return an event that SIGINT and SIGTERM set from now on, instead of ending the process."""
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    return stop
 
 
 PasswordFile = Annotated[

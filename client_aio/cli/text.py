@@ -325,7 +325,7 @@ def _time(milliseconds: int) -> str:
 
 def survey_text(found: ClusterSurvey) -> str:
     """Return the text of `cluster status`."""
-    lines = [f"{found.condition.name.lower().replace('_', ' ')}"]
+    lines = [found.condition.label]
     lines += [f"  {problem.text}" for problem in found.problems]
     lines.append("")
     for one in found.bookies:

@@ -25,6 +25,7 @@ import enum
 import heapq
 import itertools
 import sys
+from bisect import bisect_right
 from typing import TYPE_CHECKING, NamedTuple
 
 from client_aio.core.quorum import write_set
@@ -307,22 +308,11 @@ class Rotation:
         self._credit = min(self._credit + len(ids) * elapsed_s / self._interval_s, float(count_max))
         count = min(int(self._credit), len(ids))
         self._credit -= count
-        at = _first_above(ids, self._behind)
+        at = bisect_right(ids, self._behind)
         taken = [ids[(at + step) % len(ids)] for step in range(count)]
         if taken:
             self._behind = taken[-1]
         return taken
-
-
-def _first_above(ids: Sequence[int], behind: int) -> int:
-    low, high = 0, len(ids)
-    while low < high:
-        middle = (low + high) // 2
-        if ids[middle] <= behind:
-            low = middle + 1
-        else:
-            high = middle
-    return low
 
 
 class TokenBucket:
@@ -433,6 +423,11 @@ class Condition(enum.IntEnum):
     """Copies are lacking, or soon will be; another loss would lose nothing."""
     AT_RISK = 2
     """Some entry has one good copy at most, or none."""
+
+    @property
+    def label(self) -> str:
+        """Return its name in words."""
+        return self.name.lower().replace("_", " ")
 
 
 class Problem(NamedTuple):

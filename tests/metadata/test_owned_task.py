@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from metadata.owned_task import OwnedTask
+from metadata.owned_task import OwnedTask, for_each
 
 
 async def test_a_task_that_others_cancel_is_started_again_until_its_owner_ends_it() -> None:
@@ -50,3 +50,24 @@ async def test_a_task_that_fails_has_ended() -> None:
         await task.wait()
     with pytest.raises(LookupError):
         task.result()
+
+
+async def test_items_are_taken_in_order_so_many_at_once_until_one_fails() -> None:
+    begun: list[int] = []
+    most = running = 0
+
+    async def work(item: int) -> None:
+        nonlocal most, running
+        begun.append(item)
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0)
+        running -= 1
+        if item == 7:
+            raise ValueError("seven")
+
+    await for_each(range(7), work, 3)
+    assert (begun, most) == (list(range(7)), 3)
+    with pytest.raises(ValueError, match="seven"):
+        await for_each(range(7, 100), work, 3)
+    assert len(begun) < 20
