@@ -129,7 +129,7 @@ def import_(
     place = settled_place(password_file, password_env)
     ledgers = {ledger["ledger_id"]: ledger for ledger in manifest["ledgers"]}
     _check_protection(ledgers, place)
-    custom = {key: base64.b64decode(value) for key, value in manifest["custom"].items()}
+    custom = _custom_of(manifest)
     job = f"import-{manifest['id']}"
     get_loop_thread().run(_check_log(uri, log, custom, place, None if again else job))
     entries = _read_entries(spark, folder)
@@ -243,13 +243,13 @@ def _read_manifest(spark: SparkSession, folder: str) -> dict[str, Any]:
             raise InvalidArgumentError(
                 f"{folder} has format {version!r}; this release reads {FORMAT_VERSION}"
             )
-        check_custom({str(key): base64.b64decode(value) for key, value in manifest["custom"].items()})
+        check_custom(_custom_of(manifest))
         if not isinstance(manifest["id"], str) or not 1 <= len(manifest["id"]) <= 100:
             raise ValueError(f"its id is {manifest['id']!r}")
         for ledger in manifest["ledgers"]:
             check_ledger_id(ledger["ledger_id"])
             check_quorums(*ledger["quorums"])
-            check_custom({str(key): base64.b64decode(value) for key, value in ledger["custom"].items()})
+            check_custom(_custom_of(ledger))
             if not all(isinstance(ledger[key], int) for key in ("entries", "bytes", "fingerprint")):
                 raise ValueError(f"ledger {ledger['ledger_id']} has no entries, bytes or fingerprint")
     except InvalidArgumentError:
@@ -260,6 +260,11 @@ def _read_manifest(spark: SparkSession, folder: str) -> dict[str, Any]:
             "again"
         ) from None
     return manifest
+
+
+def _custom_of(described: dict[str, Any]) -> dict[str, bytes]:
+    """Return the custom metadata of a log or a ledger as the manifest describes it."""
+    return {key: base64.b64decode(value) for key, value in described["custom"].items()}
 
 
 def _read_entries(spark: SparkSession, folder: str) -> DataFrame:
@@ -307,7 +312,7 @@ async def _check_log(
 
 def _settings(log: str, job: str, ledger: dict[str, Any], password: bytes) -> dict[str, Any]:
     ensemble_size, write_quorum, ack_quorum = ledger["quorums"]
-    custom = {key: base64.b64decode(value) for key, value in ledger["custom"].items()}
+    custom = _custom_of(ledger)
     # Without the tags of the old ledger's log and job: a sweep would delete the new ledger as left over.
     custom = {key: value for key, value in custom.items() if key not in _NOT_IMPORTED}
     return {

@@ -27,7 +27,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from dataclasses import replace as changed
 from typing import TYPE_CHECKING
 
@@ -44,7 +44,6 @@ from metadata.errors import (
     NotEnoughBookiesError,
     Outcome,
     StaleTransactionError,
-    VersionConflictError,
 )
 
 if TYPE_CHECKING:
@@ -350,19 +349,13 @@ async def _bump(client: client_aio.Client, log: str) -> None:
 
 async def condemn(client: client_aio.Client, ledger_id: int) -> bool:
     """Mark a ledger, so that no driver adds it to a log; False where it does not exist."""
-    ledgers = client._context.ledgers
-    while True:
-        try:
-            metadata, version = await ledgers.read(ledger_id)
-            if CONDEMNED in metadata.custom:
-                return True
-            marked = replace(metadata, custom={**metadata.custom, CONDEMNED: b"1"})
-            await ledgers.compare_and_set(marked, version, token=client._context.draw_token())
-        except NoSuchLedgerError:
-            return False
-        except VersionConflictError:
-            continue  # its writer is alive, or another sweep is running
-        return True
+    context = client._context
+    try:
+        # Its writer may be alive, and another sweep may be running.
+        await context.ledgers.tag(ledger_id, CONDEMNED, b"1", draw_token=context.draw_token)
+    except NoSuchLedgerError:
+        return False
+    return True
 
 
 async def _made_for(client: client_aio.Client, log: str) -> list[LedgerMetadata]:

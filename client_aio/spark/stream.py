@@ -186,7 +186,7 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 f"{now} here. Use latest for the records from now on"
             )
         is_later = [(row.created_ms or 0) >= start_ms for row in rows]
-        first = max(0, is_later.index(True) if True in is_later else len(rows))
+        first = is_later.index(True) if True in is_later else len(rows)
         is_past = start_ms <= now_ms
         for number in range(max(0, first - 2), first):
             if await catalog.may_hold_since(rows[number], start_ms, is_past=is_past):

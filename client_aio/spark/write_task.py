@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import client_aio
@@ -23,7 +23,7 @@ from client_aio.spark.encoding import Format, make_encoder
 from client_aio.spark.options import AWAY, ENTRY_BYTES_MAX, Outage
 from client_aio.spark.passwords import password_of
 from client_aio.spark.schemas import arrow_schema
-from metadata.errors import BookKeeperError, VersionConflictError
+from metadata.errors import BookKeeperError
 from metadata.model.ledger import DIGEST_CRC, DIGEST_HMAC
 
 if TYPE_CHECKING:
@@ -165,13 +165,9 @@ def _create(client: client_aio.sync.Client, job: Job, password: bytes) -> client
 
 async def _note_rows(client: client_aio.Client, ledger_id: int, rows: int) -> None:
     """Note the number of rows with a CLOSED ledger that no log lists yet."""
-    ledgers = client._context.ledgers
-    while True:
-        metadata, version = await ledgers.read(ledger_id)
-        noted = replace(metadata, custom={**metadata.custom, provenance.ROWS: str(rows).encode()})
-        with contextlib.suppress(VersionConflictError):
-            await ledgers.compare_and_set(noted, version, token=client._context.draw_token())
-            return
+    context = client._context
+    value = str(rows).encode()
+    await context.ledgers.tag(ledger_id, provenance.ROWS, value, draw_token=context.draw_token)
 
 
 def _entries_up_to(

@@ -22,6 +22,7 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from metadata.errors import (
@@ -45,7 +46,7 @@ from metadata.ids import (
 from metadata.model.ledger import LedgerMetadata
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterator
+    from collections.abc import AsyncGenerator, Callable, Iterator
 
     from metadata.store import MetadataStore, Version
 
@@ -190,6 +191,22 @@ class LedgerStore:
                 ledger_id=ledger_id,
             )
         return metadata, version
+
+    async def tag(self, ledger_id: int, key: str, value: bytes, *, draw_token: Callable[[], str]) -> None:
+        """Set one key of a ledger's custom metadata, whoever else changes the ledger meanwhile.
+
+        Raises:
+            NoSuchLedgerError: there is no such ledger.
+            MetadataUnavailableError: the key may be set, now or later.
+        """
+        while True:
+            metadata, version = await self.read(ledger_id)
+            if metadata.custom.get(key) == value:
+                return
+            tagged = replace(metadata, custom={**metadata.custom, key: value})
+            with suppress(VersionConflictError):
+                await self.compare_and_set(tagged, version, token=draw_token())
+                return
 
     async def compare_and_set(
         self, metadata: LedgerMetadata, version: Version, *, token: str | None = None

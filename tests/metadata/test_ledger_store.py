@@ -26,6 +26,33 @@ def ledger(ledger_id: int) -> LedgerMetadata:
     return LedgerMetadata.new(ledger_id, ensemble_size=1, write_quorum=1, ack_quorum=1, bookies=["b1"])
 
 
+async def test_a_tag_is_set_beside_other_changes(store: MetadataStore) -> None:
+    class Late(LedgerStore):
+        """Another client closes the ledger between the read and the first compare-and-set."""
+
+        async def compare_and_set(
+            self, metadata: LedgerMetadata, version: Version, *, token: str | None = None
+        ) -> Version:
+            if len(tokens) == 1:
+                await super().compare_and_set(ledger(7).close(-1, 0), version)
+            return await super().compare_and_set(metadata, version, token=token)
+
+    def draw_token() -> str:
+        tokens.append(f"t{len(tokens)}")
+        return tokens[-1]
+
+    tokens: list[str] = []
+    ledgers = Late(store)
+    await ledgers.create_ledger(ledger(7))
+    await ledgers.tag(7, "key", b"value", draw_token=draw_token)
+    metadata, after = await ledgers.read(7)
+    assert (metadata.is_closed, metadata.custom, len(tokens)) == (True, {"key": b"value"}, 2)
+    await ledgers.tag(7, "key", b"value", draw_token=draw_token)
+    assert (await ledgers.read(7))[1] == after
+    with pytest.raises(NoSuchLedgerError):
+        await ledgers.tag(8, "key", b"value", draw_token=draw_token)
+
+
 async def test_a_ledger_is_created_once_read_changed_and_deleted(store: MetadataStore) -> None:
     ledgers = LedgerStore(store)
     version = await ledgers.create_ledger(ledger(7), token="t")
