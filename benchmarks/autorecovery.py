@@ -114,7 +114,7 @@ async def verified(client: client_aio.Client) -> tuple[int, int, list[Any]]:
 async def until(is_met: Callable[[], Awaitable[bool]], step_s: float = 0.1) -> None:
     """Poll until a condition holds."""
     async with asyncio.timeout(WAIT_S):
-        while not await is_met():  # noqa: ASYNC110
+        while not await is_met():  # noqa: ASYNC110  # nothing announces it
             await asyncio.sleep(step_s)
 
 

@@ -37,7 +37,7 @@ from tests.support.zookeeper import ZooKeeperServer
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming import StreamingQuery
 
 FIRST, SECOND = "chaos-first", "chaos-second"
@@ -83,13 +83,13 @@ class Driver:
         writer = rows.writeStream.format("parquet").option("path", str(self.folder / "parquet"))
         return writer.option("checkpointLocation", str(self.folder / "third")).start()
 
-    def read(self, log: str):  # type: ignore[no-untyped-def]
+    def read(self, log: str) -> DataFrame:
         """Follow a log."""
         return (
             self.spark.readStream.format("ledger").options(metadata=self.uri, log=log, columns="value").load()
         )
 
-    def write(self, rows, name: str, log: str) -> StreamingQuery:  # type: ignore[no-untyped-def]
+    def write(self, rows: DataFrame, name: str, log: str) -> StreamingQuery:
         """Write to a log."""
         writer = rows.writeStream.format("ledger").options(metadata=self.uri, log=log)
         return writer.option("checkpointLocation", str(self.folder / name)).start()

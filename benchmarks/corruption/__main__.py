@@ -36,7 +36,7 @@ from rich.table import Table
 
 from benchmarks.corruption.damage import remove
 from benchmarks.corruption.judging import FAULTS, Judgement, Round
-from benchmarks.corruption.states import configure, make_line, states_of
+from benchmarks.corruption.states import State, configure, make_line, states_of
 from benchmarks.running import Workplace, run
 from client_aio.cli.main import main as command_line
 
@@ -83,10 +83,10 @@ def _play(seed: int, settings: Settings) -> Judgement:
     return judgement
 
 
-def _replay(seed: int, settings: Settings, states: object) -> None:
+def _replay(seed: int, settings: Settings, states: list[State]) -> None:
     """Keep the directory as it was after the damage, and before the start."""
     assert settings.keep is not None
-    again = Round(states, seed, settings.keep / f"round-{seed}")  # type: ignore[arg-type]
+    again = Round(states, seed, settings.keep / f"round-{seed}")
     again.prepare()
 
 

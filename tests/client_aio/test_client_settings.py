@@ -31,7 +31,7 @@ ENTRY_BYTES_MAX = entry_room(FRAME_BYTES_MAX)
 )
 def test_what_no_bookie_or_frame_takes_is_refused(setting: str, value: object) -> None:
     with pytest.raises(client_aio.InvalidArgumentError, match=setting):
-        ClientConfig(**{setting: value})  # type: ignore[arg-type]
+        ClientConfig(**{setting: value})
 
 
 def test_the_largest_entry_has_room_in_a_frame() -> None:

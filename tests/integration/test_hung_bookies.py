@@ -42,7 +42,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
 
 async def written(client: Client, **options: int) -> LedgerWriter:
     """Return the writer of a new ledger with one entry."""
-    writer = await client.create_ledger(**options)  # type: ignore[arg-type]
+    writer = await client.create_ledger(**options)
     await writer.add_entry(b"0")
     return writer
 

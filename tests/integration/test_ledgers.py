@@ -236,7 +236,7 @@ async def test_wrong_arguments_are_refused_at_once(tmp_path: Path) -> None:
             with pytest.raises(client_aio.EntryTooLargeError, match="4,194,305"):
                 ledger.add_entry(bytes(4 * 1024 * 1024 + 1))
             with pytest.raises(client_aio.InvalidArgumentError, match="str"):
-                ledger.add_entry("text")  # type: ignore[arg-type]
+                ledger.add_entry("text")
             assert await ledger.add_entry(bytes(4 * 1024 * 1024)) == 0
         with pytest.raises(client_aio.LedgerClosedError):
             await ledger.add_entry(b"late")

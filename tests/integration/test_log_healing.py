@@ -88,7 +88,7 @@ async def test_a_writer_that_heals_is_fenced_once_another_has_the_log(cluster: C
             await go_on.wait()  # between the failure and the list that decides
             return await reads(**options)
 
-        log._lists.read = read_late  # type: ignore[method-assign, assignment]
+        log._lists.read = read_late
         await lose_two(cluster)
         cut_off = log.append(b"2")
         async with asyncio.timeout(LASTS_S):
@@ -174,4 +174,4 @@ async def test_a_writer_that_heals_can_be_aborted_and_its_client_closed(cluster:
 async def test_the_timeout_of_appends_is_a_positive_number(cluster: Cluster, wrong: object) -> None:
     async with client_aio.connect(cluster.uri) as client:
         with pytest.raises(InvalidArgumentError, match="append_timeout_s"):
-            client.open_log("a", append_timeout_s=wrong)  # type: ignore[arg-type]
+            client.open_log("a", append_timeout_s=wrong)

@@ -357,7 +357,7 @@ async def test_leaving_by_an_exception_aborts(client: Client) -> None:
 async def test_a_closed_log_takes_nothing_and_wrong_arguments_are_told_at_once(client: Client) -> None:
     async with client.open_log("a") as log:
         with pytest.raises(InvalidArgumentError):
-            log.append("text")  # type: ignore[arg-type]
+            log.append("text")
         with pytest.raises(client_aio.EntryTooLargeError):
             log.append(b"x" * (5 << 20))
     with pytest.raises(LedgerClosedError):
@@ -371,7 +371,7 @@ async def test_a_closed_log_takes_nothing_and_wrong_arguments_are_told_at_once(c
             client.read_log("a", start)
     for limit in (0, -1, float("nan"), "many"):
         with pytest.raises(InvalidArgumentError, match="roll_age_s"):
-            client.open_log("a", roll_age_s=limit)  # type: ignore[arg-type]
+            client.open_log("a", roll_age_s=limit)
     with pytest.raises(InvalidArgumentError, match="roll_bytes"):
         client.open_log("a", roll_bytes=0)
 

@@ -112,7 +112,7 @@ async def test_a_bookie_that_is_lost_while_its_fragment_is_written_is_replaced(t
                 )
             return is_written
 
-        ledger._write_change = lose_one  # type: ignore[method-assign]
+        ledger._write_change = lose_one
         assert await ledger.roll() == 1
         assert await asyncio.wait_for(held[0], WAIT_S) == 1
         await ledger.close()
@@ -131,7 +131,7 @@ async def test_a_roll_is_told_of_when_it_is_written_however_many_follow(tmp_path
                 await asyncio.sleep(0)
             return await write(change)
 
-        ledger._write_change = ask_again  # type: ignore[method-assign]
+        ledger._write_change = ask_again
         await ledger.roll()
         assert len(others) <= 2
         await asyncio.gather(*others)

@@ -74,7 +74,7 @@ async def test_a_writer_that_heals_is_fenced_once_another_has_the_ledger(cluster
             await go_on.wait()  # between the failure and the metadata that decide
             return await reads(ledger_id, sync=sync)
 
-        client._context.ledgers.read = read_late  # type: ignore[method-assign, assignment]
+        client._context.ledgers.read = read_late
         await lose_two(cluster)
         cut_off = ledger.add_entry(b"1")
         await healing.wait()
@@ -153,4 +153,4 @@ async def test_a_writer_that_heals_can_be_aborted_and_its_client_closed(cluster:
 async def test_the_timeout_of_adds_is_a_positive_number(cluster: Cluster, wrong: object) -> None:
     async with client_aio.connect(cluster.uri) as client:
         with pytest.raises(InvalidArgumentError, match="append_timeout_s"):
-            client.open_unbounded_ledger(NAME, append_timeout_s=wrong)  # type: ignore[arg-type]
+            client.open_unbounded_ledger(NAME, append_timeout_s=wrong)

@@ -101,7 +101,7 @@ class TestGaps:
             client_aio.connect(cluster.uri, **IMPATIENT) as client,
         ):
             shape = {"ensemble_size": 4, "write_quorum": 2, "ack_quorum": 2}
-            async with client.open_log("orders", **shape) as log:  # type: ignore[arg-type]
+            async with client.open_log("orders", **shape) as log:
                 for number in range(12):
                     await log.append(b"%d" % number)
             ledger_id = log.ledger_id
@@ -378,7 +378,7 @@ async def test_concurrent_creations_share_a_draw_of_ids(cluster: Cluster) -> Non
     async with client_aio.connect(cluster.uri) as client:
 
         async def make() -> int:
-            async with client.create_ledger(**one) as ledger:  # type: ignore[arg-type]
+            async with client.create_ledger(**one) as ledger:
                 return ledger.ledger_id
 
         ids = await asyncio.gather(*(make() for _ in range(40)))

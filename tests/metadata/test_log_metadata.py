@@ -33,7 +33,7 @@ def test_positions_order_and_have_a_text_form() -> None:
             Position.parse(wrong)
     for pair in ((-1, 0), (0, -1), (0, 2**62), (True, 0), (1,), "7:2"):
         with pytest.raises(InvalidArgumentError):
-            Position.check(pair)  # type: ignore[arg-type]
+            Position.check(pair)
 
 
 def test_names_are_those_of_nodes() -> None:

@@ -31,7 +31,7 @@ async def test_a_task_that_others_cancel_is_started_again_until_its_owner_ends_i
 
 
 async def test_an_owner_ends_a_task_that_is_about_to_be_started_again() -> None:
-    task = OwnedTask(asyncio.Event().wait, "ours")  # type: ignore[arg-type]
+    task = OwnedTask(asyncio.Event().wait, "ours")
     (other,) = asyncio.all_tasks() - {asyncio.current_task()}
     other.cancel()
     await asyncio.gather(other, return_exceptions=True)

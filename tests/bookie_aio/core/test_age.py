@@ -23,7 +23,7 @@ PLACE = ["/data/b1"]
 
 
 def file(number: int, token: str = "t", **values: object) -> AgeFile:
-    return replace(AgeFile(number, token), **values)  # type: ignore[arg-type]
+    return replace(AgeFile(number, token), **values)
 
 
 def stored(number: int, token: str = "t", place: list[str] = PLACE) -> AgeRecord:

@@ -82,7 +82,7 @@ async def poll(is_so: Callable[[], bool]) -> None:
 async def make(bookies: Bookies, client: RawClient, *ledger_ids: int) -> None:
     """Make ledgers with an entry each; their ids have been given out."""
     for ledger_id in ledger_ids:
-        await LedgerStore(bookies.store()).create_ledger(LedgerMetadata.new(ledger_id, **SIZES))  # type: ignore[arg-type]
+        await LedgerStore(bookies.store()).create_ledger(LedgerMetadata.new(ledger_id, **SIZES))
         assert (await client.add(ledger_id, 0, [b"0"])).status is Status.OK
 
 
@@ -368,7 +368,7 @@ async def test_nothing_is_stored_for_ids_that_were_not_given_out(fresh: Bookies)
     await draw(fresh, 8)
     for ledger_id in (8, 10**15, 2**63 - 1):
         for request in hostile(ledger_id):
-            assert (await client.call(request, auth=b"t" * 32)).status is Status.ID_TAKEN  # type: ignore[arg-type]
+            assert (await client.call(request, auth=b"t" * 32)).status is Status.ID_TAKEN
         for flags in (AddFlag.NONE, AddFlag.RECOVERY, AddFlag.REPAIR, AddFlag.DEFERRED_SYNC):
             assert (await client.add(ledger_id, 0, [b"x"], flags=flags)).status is Status.ID_TAKEN
         assert (await client.call(Delete(ledger_id))).status is Status.BAD_REQUEST

@@ -295,7 +295,7 @@ async def test_what_an_update_that_failed_may_have_announced_is_announced_anew(b
             has_failed.set()
             raise MetadataUnavailableError("the test says that the answer was lost")
 
-    announcement._registration.update = update_and_be_cut  # type: ignore[method-assign]
+    announcement._registration.update = update_and_be_cut
     announcement.set_writable(False)
     await has_failed.wait()
     announcement.set_writable(True)

@@ -182,11 +182,11 @@ async def test_an_add_that_comes_while_its_entry_is_copied_stays_the_newest(tmp_
             store.engine.append_block(make_block(ledger_id, low, [b"in between"]), lambda _: None)
         return found
 
-    lookup.sources = sources_and_an_add  # type: ignore[method-assign, assignment]
+    lookup.sources = sources_and_an_add
     for ledger_id in range(4, 13):
         await delete(store, ledger_id)
     await store.settled()
-    lookup.sources = sources  # type: ignore[method-assign]
+    lookup.sources = sources
     assert len(added) == 30
     assert append_copy is not None
     for ledger_id, entry in added:
@@ -213,7 +213,7 @@ async def test_an_add_that_comes_while_interleaved_runs_are_copied_loses_none_of
             store.engine.append_block(make_block(1, 153, [b"newer still"]), lambda _: None)
         return found
 
-    store.engine._lookup.sources = sources_and_an_add  # type: ignore[method-assign, assignment]
+    store.engine._lookup.sources = sources_and_an_add
     for ledger_id in range(2, 12):
         await delete(store, ledger_id)
     await store.settled()
@@ -327,7 +327,7 @@ async def test_a_segment_with_a_damaged_block_stays_and_its_ledger_is_marked(tmp
 def test_the_winners_among_copies() -> None:
     def found(segment: int, first: int, count: int, stride: int = 1, term: int = 0) -> StoredCopy:
         run = Run(first, term, 4096, count, stride, 96, 10)
-        return StoredCopy(term, segment, 4096, run, None)  # type: ignore[arg-type]
+        return StoredCopy(term, segment, 4096, run, None)
 
     mine = found(2, 10, 10)
     older, newer = found(1, 0, 100), found(3, 12, 3)

@@ -47,7 +47,7 @@ class CountedRuns(Runs):
 
 def sources_of(segments: Iterable[Iterable[Shape]]) -> list[Source]:
     """Return sources, as `Segments.find` does, of segments whose index is in memory."""
-    file_cache = FileCache(None, 1)  # type: ignore[arg-type]  # nothing is read
+    file_cache = FileCache(None, 1)  # nothing is read
     sources = []
     for segment_id, shapes in enumerate(segments, 1):
         runs = CountedRuns()

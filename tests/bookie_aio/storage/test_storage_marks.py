@@ -92,7 +92,7 @@ def test_what_counts_does_not_depend_on_the_order_in_which_a_start_learns_it(
     for what, value in steps:
         model.step(what, value)
     rows = model.rows * 2  # a row may be in the checkpoint and in a segment
-    rng.shuffle(rows)  # type: ignore[attr-defined]
+    rng.shuffle(rows)
     marks, states = Marks(), dict[int, LedgerState]()
     for row in rows:
         learn(marks, states, row)

@@ -159,7 +159,7 @@ async def test_it_reads_no_faster_than_it_is_told(tmp_path: Path) -> None:
     async def pause(seconds: float) -> None:
         pauses.append(seconds)
 
-    scrubber._background.pause = pause  # type: ignore[method-assign]
+    scrubber._background.pause = pause
     for _ in range(10):
         await scrubber.scrub()
     assert sum(pauses) >= (scrubber.bytes_read - 512 * 1024) / 10**6

@@ -113,7 +113,7 @@ def test_nothing_acknowledged_is_cut_off_and_nothing_beyond_a_proven_gap_is_kept
         seats = write_set(entry_id % ensemble, ensemble, write)
         holders = rng.sample(seats, rng.randint(max(0, ack - 1), write))
         for seat in holders:
-            bookies[seat][entry_id] = True  # type: ignore[index]
+            bookies[seat][entry_id] = True
         contiguous = contiguous and len(holders) >= ack
         acknowledged = entry_id if contiguous else acknowledged
     for seat in range(ensemble):
