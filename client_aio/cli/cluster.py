@@ -408,8 +408,8 @@ async def _run_until_stopped(cluster: LocalCluster, output: Output) -> None:
 async def status(invocation: Invocation) -> int:
     """Show the state of a cluster: bookies, ledgers, copies that are lacking, and who repairs.
 
-    Reads the metadata of every ledger, and asks every bookie. The exit code is 0 for a healthy cluster; 1 if
-    it is degraded: copies are lacking or soon will be; 2 if data is at risk: some entry has one good copy at
+    Reads the metadata of every ledger, and asks every bookie. The exit code is 0 for a healthy cluster. It is
+    1 if copies are lacking, or soon will be. It is 2 if data is at risk: some entry has one good copy at
     most.
     """
     async with client_aio.connect(invocation.metadata_uri) as client:
