@@ -139,6 +139,8 @@ class BookieConfig:
     properties: dict[str, str] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
     storage: StorageConfig | None = None
+    http: tuple[str, int] | None = None
+    """Host and port of the HTTP endpoint; None for none. It is open to anybody who reaches it."""
     allow_remote_without_auth: bool = False
     sweep_interval_s: float = 60.0
     """The interval of the sweeps, which find deleted ledgers that no DELETE told of (rule 15)."""
@@ -162,15 +164,10 @@ class BookieConfig:
             raise InvalidArgumentError(
                 f"a bookie has one data directory or several different ones, not {self.directories!r}"
             )
-        host, port = self.listen
-        if not host or not 0 <= port <= 65_535:
-            raise InvalidArgumentError(f"cannot listen on {self.listen!r}: expected a host and a port")
-        if not self.allow_remote_without_auth and not is_loopback(host):
-            raise InvalidArgumentError(
-                f"listening on {host!r} lets anybody who reaches this machine read and write without "
-                "authentication; say so with allow_remote_without_auth (--allow-remote-without-auth), or "
-                "listen on 127.0.0.1"
-            )
+        self._check_listening(self.listen, "read and write")
+        if self.http is not None:
+            self._check_listening(self.http, "read the figures of the cluster")
+        host, _ = self.listen
         for address in self.advertise or ():
             try:
                 split_address(address)
@@ -185,6 +182,17 @@ class BookieConfig:
                 raise InvalidArgumentError(f"{name} {getattr(self, name)!r} is not above zero")
         if not self.weight >= 0:
             raise InvalidArgumentError(f"weight {self.weight!r} is below zero")
+
+    def _check_listening(self, where: tuple[str, int], possible: str) -> None:
+        host, port = where
+        if not host or not 0 <= port <= 65_535:
+            raise InvalidArgumentError(f"cannot listen on {where!r}: expected a host and a port")
+        if not self.allow_remote_without_auth and not is_loopback(host):
+            raise InvalidArgumentError(
+                f"listening on {host!r} lets anybody who reaches this machine {possible} without "
+                "authentication; say so with allow_remote_without_auth (--allow-remote-without-auth), or "
+                "listen on 127.0.0.1"
+            )
 
 
 def is_loopback(host: str) -> bool:

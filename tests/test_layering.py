@@ -47,6 +47,7 @@ PURE = (
     "metadata.ids",
     "metadata.model.ledger",
     "metadata.errors",
+    "metadata.metrics",
     "metadata.model.paged_list",
     "metadata.model.passwords",
     "bookie_aio.wire",
@@ -101,6 +102,8 @@ ONLY_IN = {
     "typer": ("client_aio.cli",),
     "rich": ("client_aio.cli",),
     "hdrh": ("client_aio.cli",),
+    "aiohttp": ("bookie_aio.server.http",),
+    "prometheus_client": ("metadata.metrics", "bookie_aio.server.http", "client_aio.metrics"),
 }
 
 

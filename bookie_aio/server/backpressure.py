@@ -351,7 +351,7 @@ def _in_slow_lane(
 class Backpressure:
     """The budgets of a bookie."""
 
-    __slots__ = ("adds", "reads", "received", "received_of_others", "running", "slow_lane")
+    __slots__ = ("adds", "clock", "reads", "received", "received_of_others", "running", "slow_lane")
 
     def __init__(
         self,
@@ -371,7 +371,7 @@ class Backpressure:
         self.running = Budget(limits.reads_max, loop)  # reads that are being computed
         self.received = Budget(limits.received_bytes_max, loop)
         self.received_of_others = Budget(limits.received_bytes_max, loop)
-        clock = clock or loop.time
+        self.clock = clock = clock or loop.time
         self.slow_lane = SlowLane(limits.slow_lane_slice_s, loop, clock, effort or clock)
 
     @property

@@ -18,8 +18,9 @@ import logging
 import os
 import socket
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
+from bookie_aio.metrics import Figures, RequestMetrics
 from bookie_aio.server.age import BookieAge
 from bookie_aio.server.backpressure import Backpressure
 from bookie_aio.server.connection import DEAR, Connection
@@ -27,7 +28,11 @@ from bookie_aio.server.dispatcher import Dispatcher, LedgerAuthoriser, PasswordL
 from bookie_aio.server.given_ids import GivenIds
 from bookie_aio.server.healing import Healing
 from bookie_aio.server.ledger_gc import LedgerGarbageCollector
-from bookie_aio.server.registration import BookieRegistration, establish_identity
+from bookie_aio.server.registration import (
+    BookieRegistration,
+    establish_identity,
+    fault_of_registration,
+)
 from bookie_aio.storage.data_directory import owner_of
 from bookie_aio.storage.engine import Engine, StorageConfig
 from bookie_aio.structured_logging import RepeatedWarnings, fields
@@ -38,7 +43,7 @@ from metadata.errors import StorageError
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Coroutine, Sequence
     from types import TracebackType
 
     from bookie_aio.config import BookieConfig
@@ -74,8 +79,39 @@ class Server(Protocol):
         """Accept nothing more."""
 
 
+Counted = TypeVar("Counted")
 Listen = Callable[[Callable[[], Connection], str, int], Awaitable[Server]]
 """Called with what makes a connection, the host, and the port. Raises OSError."""
+
+
+async def listening_sockets(
+    host: str, port: int, *, what: str = "the bookie", backlog: int = _BACKLOG
+) -> list[socket.socket]:
+    """Listen on all addresses of a host. Raises OSError, whose message begins with `what`."""
+    found = await asyncio.get_running_loop().getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )
+    sockets: list[socket.socket] = []
+    try:
+        for family, _, _, _, address in dict.fromkeys(found):
+            one = socket.socket(family, socket.SOCK_STREAM)
+            sockets.append(one)
+            one.setblocking(False)
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            try:
+                one.bind(address)
+                one.listen(backlog)
+            except OSError as error:
+                where = join_address(str(address[0]), int(address[1]))
+                reason = os.strerror(error.errno or 0)
+                raise OSError(error.errno, f"{what} cannot listen on {where}: {reason}") from error
+    except BaseException:
+        for one in sockets:
+            one.close()
+        raise
+    return sockets
 
 
 class PacedServer:
@@ -107,32 +143,7 @@ class PacedServer:
         warnings: RepeatedWarnings,
     ) -> Self:
         """Listen on all addresses of a host. Raises OSError."""
-        found = await asyncio.get_running_loop().getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
-        sockets: list[socket.socket] = []
-        try:
-            for family, _, _, _, address in dict.fromkeys(found):
-                one = socket.socket(family, socket.SOCK_STREAM)
-                sockets.append(one)
-                one.setblocking(False)
-                one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                if family == socket.AF_INET6:
-                    one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-                try:
-                    one.bind(address)
-                    one.listen(_BACKLOG)
-                except OSError as error:
-                    where, reason = (
-                        join_address(str(address[0]), int(address[1])),
-                        os.strerror(error.errno or 0),
-                    )
-                    raise OSError(error.errno, f"the bookie cannot listen on {where}: {reason}") from error
-        except BaseException:
-            for one in sockets:
-                one.close()
-            raise
-        return cls(sockets, make, lane, warnings)
+        return cls(await listening_sockets(host, port), make, lane, warnings)
 
     def _wait_for_connections(self) -> None:
         self._again = None
@@ -218,12 +229,14 @@ class Bookie:
         self._loop = asyncio.get_running_loop()
         self._started_at = self._loop.time()
         self._backpressure = Backpressure(config.limits, self._loop, clock, effort)
+        self._metrics = RequestMetrics(self._backpressure.clock)
         self._connections: set[Connection] = set()
         self._warnings = RepeatedWarnings(log, self._loop)
         self._engine: Engine | None = None
         self._age: BookieAge | None = None
         self._given_ids: GivenIds | None = None
         self._dispatcher: Dispatcher | None = None
+        self._store: MetadataStore | None = None
         self._ledger_gc: LedgerGarbageCollector | None = None
         self._healing: Healing | None = None
         self._passwords: PasswordLedgers | None = None
@@ -300,7 +313,7 @@ class Bookie:
         return bookie
 
     async def _open(self, disk: Disk, store: MetadataStore, rng: random.Random) -> None:
-        config = self._config
+        config, self._store = self._config, store
         # The nonce is the token of the age: a restart knows the registration of the process before it.
         age = BookieAge(config, store, disk, rng, token=self.nonce)
         self._engine = await Engine.open(
@@ -314,6 +327,7 @@ class Bookie:
             on_warning=self._on_warning,
             begin=age.begin,
             owner=owner_of(self._cookie),
+            clock=self._backpressure.clock,
         )
         for note in self._engine.notes:
             log.error("damage was found on the disk", extra=fields(bookie=self.bookie_id, what=note))
@@ -348,6 +362,7 @@ class Bookie:
             not_free_below=lambda: age.not_free_below,
             lift_mark=self._healing.lift,
             warnings=self._warnings,
+            metrics=self._metrics,
         )
         self._bound_marks()
         self._ledger_gc.start(config.sweep_interval_s)
@@ -374,6 +389,7 @@ class Bookie:
             self._dispatcher,
             self._connections,
             self._warnings,
+            self._metrics,
         )
 
     async def _register(self, store: MetadataStore) -> None:
@@ -476,9 +492,36 @@ class Bookie:
             "metadata_set_back": self._age.doubt_as_json(),
             "marks_lifted": self._healing.lifted,
             "ledger_id_floor": self._ledger_gc.floor,
-            "counters": self._dispatcher.metrics.to_json(),
+            "counters": self._metrics.to_json(),
             "storage": self._engine.metrics(),
         }
+
+    def figures(self) -> Figures:
+        """Return the source of all metrics, as they are now."""
+        assert self._engine is not None
+        return Figures(self.info(), self._metrics, self._engine.counts)
+
+    async def unreadiness(self) -> list[str]:
+        """Return why the bookie does not take adds of every writer; nothing where it does.
+
+        It asks the metadata store for the bookie's own record, and waits for a second at most.
+        """
+        if self._is_ending or self.stopped.done():
+            failure = self.stopped.result() if self.stopped.done() else None
+            return [f"its storage failed: {failure}" if failure is not None else "the bookie is closing"]
+        engine = self._engine
+        if engine is None or self._store is None or self._registration is None:
+            return ["the bookie is starting"]
+        reasons = []
+        if not engine.is_writable:
+            why = "it lost data, and perhaps fences of any ledger" if engine.has_room else "no space left"
+            reasons.append(f"the bookie is read-only: {why}")
+        fault = await fault_of_registration(self._store, self.bookie_id, self.nonce)
+        return [*reasons, fault] if fault else reasons
+
+    def in_slow_lane(self, work: Coroutine[object, object, Counted]) -> Coroutine[object, object, Counted]:
+        """Return a coroutine that does this work, at the cost of requests that are no adds."""
+        return self._backpressure.slow_lane.timed(work, 1.0)
 
     # --- the end -------------------------------------------------------------------------------
 

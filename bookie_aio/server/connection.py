@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Coroutine
 
     from bookie_aio.config import Limits
+    from bookie_aio.metrics import RequestMetrics
     from bookie_aio.server.backpressure import Backpressure
     from bookie_aio.server.dispatcher import Dispatcher
     from bookie_aio.structured_logging import RepeatedWarnings
@@ -94,7 +95,10 @@ class Connection(asyncio.BufferedProtocol):
         dispatcher: Dispatcher,
         connections: set[Connection],
         warnings: RepeatedWarnings,
+        metrics: RequestMetrics,
     ) -> None:
+        self._metrics = metrics
+        self._clock = metrics.clock
         self._loop = loop
         self._limits = limits
         self._backpressure = backpressure
@@ -131,7 +135,7 @@ class Connection(asyncio.BufferedProtocol):
         self._reads_bytes = 0
         self._unsent_reads_bytes = 0  # of computed answers that the peer has not taken yet
         self.is_greeted = self.is_writer = False
-        self.received_at = 0.0
+        self.received_at = self.arrived_at = 0.0
         self.lost: asyncio.Future[None] = loop.create_future()
         self.peer = "?"
         self.client = ""
@@ -163,9 +167,12 @@ class Connection(asyncio.BufferedProtocol):
         self._parser.buffer_updated(nbytes)
         self._has_received = True
         self.received_at = self._loop.time()
+        self.arrived_at = self._clock()
         if not self._is_blocked and not self._is_closing:
             self._process()
             self._room.count()
+            if self.is_writer and not self._is_blocked:
+                self._metrics.receive.add(self._clock() - self.arrived_at)
             if self._timer is None and self._parser.buffer_bytes:
                 self._arm(self._loop.time() + self._limits.idle_buffer_s)
 
@@ -327,6 +334,8 @@ class Connection(asyncio.BufferedProtocol):
         self._is_blocked = False
         self._process()
         self._room.count()
+        if self.is_writer and not self._is_blocked:
+            self._metrics.receive.add(self._clock() - self.arrived_at)
         if not self._is_blocked and not self._is_closing and not self._is_reading:
             assert self._transport is not None
             self._is_reading = True

@@ -32,7 +32,6 @@ from bookie_aio.core.authorisation import (
     lock_of,
     repairable_end,
 )
-from bookie_aio.metrics import RequestMetrics
 from bookie_aio.server.handlers.add import AddHandler
 from bookie_aio.server.handlers.admin import ClaimHandler, ConfirmedHandler, InspectHandler
 from bookie_aio.server.handlers.fence import Fence
@@ -77,6 +76,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection
 
     from bookie_aio.config import Limits
+    from bookie_aio.metrics import RequestMetrics
     from bookie_aio.server.given_ids import GivenIds
     from bookie_aio.server.responder import Peer
     from bookie_aio.storage.engine import Engine
@@ -245,6 +245,7 @@ class Dispatcher:
         not_free_below: Callable[[], int],
         lift_mark: Callable[[int, int], Awaitable[int]],
         warnings: RepeatedWarnings,
+        metrics: RequestMetrics,
     ) -> None:
         """Make the handlers.
 
@@ -260,8 +261,9 @@ class Dispatcher:
             given_ids: the ledger ids that have been given out. Nothing is stored for others.
             not_free_below: returns the id below which no new ledger may be made (`BookieAge`).
             lift_mark: `Healing.lift`, for LIFT_MARK.
+            metrics: counts the requests.
         """
-        self.metrics = metrics = RequestMetrics()
+        self.metrics = metrics
         self.is_draining = False
         self._engine = engine
         self._hello = hello

@@ -48,6 +48,7 @@ _NOT_DATA = {COOKIE, _DRAFT, LOCK, "lost+found"}  # `AGE` is data: it is written
 _OF_A_DRAFT = {name + suffix for name in (CHECKPOINT, WITNESS) for suffix in ("", TEMPORARY_SUFFIX)}
 _COOKIE_BYTES_MAX = 64 * 1024
 _RETRY_S = 0.5
+_LOOK_TIMEOUT_S = 1.0
 
 
 async def establish_identity(
@@ -222,6 +223,25 @@ async def _mend_cookies(config: BookieConfig, disk: Disk, stored: Cookie) -> Non
                 "a cookie had a flipped bit, and was written again as the metadata store has it",
                 extra=fields(bookie=config.bookie_id, directory=path),
             )
+
+
+async def fault_of_registration(store: MetadataStore, bookie_id: str, nonce: str) -> str:
+    """Return why clients do not find this process in the metadata store; "" where they do.
+
+    The store is waited for at most `_LOOK_TIMEOUT_S`. Cancelling leaves nothing.
+    """
+    try:
+        async with asyncio.timeout(_LOOK_TIMEOUT_S):
+            record = BookieRecord.from_json((await store.read(available_key(bookie_id))).value)
+    except TimeoutError:
+        return f"the metadata store does not answer within {_LOOK_TIMEOUT_S:g} s"
+    except NoSuchKeyError:
+        return "the bookie is not registered in the metadata store: its session may have ended"
+    except MetadataCorruptError as error:
+        return f"the bookie's record in the metadata store does not parse: {error}"
+    except MetadataError as error:
+        return f"the metadata store does not answer: {error}"
+    return "" if record.nonce == nonce else "another process is registered under the bookie's id"
 
 
 class BookieRegistration:

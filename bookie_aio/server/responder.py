@@ -42,6 +42,8 @@ class Peer(Protocol):
     """Whether an add of the peer has become durable."""
     received_at: float
     """The loop's time when bytes arrived last. No request that has arrived is younger."""
+    arrived_at: float
+    """The same by the bookie's clock, for the metrics."""
 
     def __hash__(self) -> int: ...
 

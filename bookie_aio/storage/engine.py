@@ -92,8 +92,10 @@ class Engine:
         on_indexed: Callable[[Collection[int]], None],
         on_failed: Callable[[StorageError], None],
         on_writable: Callable[[bool], None],
+        clock: Callable[[], float],
     ) -> None:
         """Not for users: `open` is."""
+        self._clock = clock
         self._directories = directories
         self._config = config
         self._on_indexed = on_indexed
@@ -142,6 +144,7 @@ class Engine:
         on_warning: Callable[[str], None] = lambda text: None,
         begin: Callable[[], Awaitable[int | None]] | None = None,
         owner: int = 0,
+        clock: Callable[[], float] | None = None,
     ) -> Engine:
         """Lock the directories, replay what a crash left, and be ready to serve.
 
@@ -156,6 +159,7 @@ class Engine:
             begin: awaited with the directories locked, before anything is read. Returns the highest ledger id
                 that data was lost of, as the caller knows, for a mark in the first group; None for none.
             owner: of which bookie the files are (`data_directory.owner_of`); others do not count.
+            clock: the time in seconds, for the metrics; None stands for the event loop's.
 
         Raises:
             DirectoryInUseError: another process has one of the directories open.
@@ -164,7 +168,8 @@ class Engine:
             DiskFullError: no room for the first segment and the reserve.
             DiskFailedError: the disk fails.
         """
-        engine = cls(disk, directories, config, on_indexed, on_failed, on_writable)
+        clock = clock or asyncio.get_running_loop().time
+        engine = cls(disk, directories, config, on_indexed, on_failed, on_writable, clock)
         try:
             await engine._start(draw_generation, on_warning, begin, owner)
         except BaseException:
@@ -245,6 +250,7 @@ class Engine:
             on_rolled=self._rolled,
             witness=witness,
             health=self._health,
+            clock=self._clock,
         )
         if tail_bytes > self._journal.room:
             raise DiskFullError(f"no room for the {tail_bytes} bytes that the last run left to be rewritten")
@@ -504,9 +510,17 @@ class Engine:
         touched = self._ledgers.index(group)
         if self._ledgers.reductions != reductions:
             self._compactor.notice()
-        self._metrics.count_group(len(group.records), group.size, group.synced_s)
+        metrics = self._metrics
+        metrics.count_group(
+            len(group.records),
+            group.size,
+            queued_s=group.started_at - group.queued_at,
+            committed_s=group.durable_at - group.started_at,
+            durable_at=group.durable_at,
+        )
         self._on_indexed(touched)
         self._call_back(group.records, None)
+        metrics.acknowledge.add(self._clock() - group.durable_at)
 
     def _call_back(self, records: Sequence[Record], error: StorageError | None) -> None:
         for record in records:
@@ -666,7 +680,8 @@ class Engine:
                 **self._ledgers.marks.metrics(),
             },
             "disk": {
-                "free_bytes": min(self._disk.space(one).free for one in self._directories),
+                "free_bytes": (space := min(map(self._disk.space, self._directories))).free,
+                "total_bytes": space.total,
                 **self._allocator.metrics(),
             },
         }

@@ -87,15 +87,19 @@ class Record(NamedTuple):
 
 @dataclass(slots=True)
 class Group:
-    """A group in flight, or one that became durable: `bodies_at` is the offset of the first body."""
+    """A group in flight, or one that became durable: `bodies_at` is the offset of the first body.
+
+    `queued_at`: when the first of its records was queued.
+    """
 
     segment: Segment
     records: list[Record]
     offset: int
     bodies_at: int
     size: int
-    started_s: float
-    synced_s: float = 0.0
+    queued_at: float
+    started_at: float
+    durable_at: float = 0.0
 
 
 class Journal:
@@ -112,6 +116,7 @@ class Journal:
         on_rolled: Callable[[Segment], None],
         witness: WitnessFiles,
         health: StorageHealth,
+        clock: Callable[[], float],
     ) -> None:
         """Start with an empty segment.
 
@@ -121,6 +126,7 @@ class Journal:
             on_rolled: nothing more will be written to this segment.
             witness: claims each group once it is durable, before the group's records are acknowledged.
             health: is told of a failed write; its listener then calls `stop`.
+            clock: the time in seconds, for the metrics.
         """
         self._loop = asyncio.get_running_loop()
         self._allocator = allocator
@@ -130,6 +136,8 @@ class Journal:
         self._on_rolled = on_rolled
         self._witness = witness
         self._health = health
+        self._clock = clock
+        self._queued_at = 0.0
         self._queue: deque[Record] = deque()
         self._barriers = 0  # in the queue
         self._in_flight: Group | None = None
@@ -164,6 +172,8 @@ class Journal:
         if self._health.error is not None:
             self._on_dropped([record], self._health.error)
             return
+        if not self._queue:
+            self._queued_at = self._clock()
         self._queue.append(record)
         self.queued_bytes += record.size
         if self._in_flight is None and not self._is_scheduled:
@@ -253,7 +263,9 @@ class Journal:
             header.segment_id, header.generation, self._number, offset, *segment.previous, total,
             witness.checkpoint, len(rows),
         )  # fmt: skip
-        self._in_flight = Group(segment, records, offset, offset + head_bytes, total, self._loop.time())
+        began = self._clock()
+        self._in_flight = Group(segment, records, offset, offset + head_bytes, total, self._queued_at, began)
+        self._queued_at = began  # of what is left in the queue, at the latest
         try:
             buffers: list[Buffer] = [form.encode_group_head(group, rows)]
             buffers += [record.body for record in records if record.body is not None]
@@ -275,7 +287,7 @@ class Journal:
         if future.cancelled() or error is not None:
             self._health.fail(error, "a write")
             return
-        group.synced_s = self._loop.time() - group.started_s
+        group.durable_at = self._clock()
         self._in_flight = None
         self._witness.group_claimed(is_first=self._number == 0)
         self._number += 1

@@ -245,6 +245,21 @@ class ClusterSurvey:
         """Return the worst condition of all problems."""
         return max((problem.condition for problem in self.problems), default=Condition.HEALTHY)
 
+    def to_document(self) -> dict[str, Any]:
+        """Return what `cluster status -o json` prints."""
+        return {
+            "condition": self.condition.label,
+            "problems": [{"condition": each.condition.label, "text": each.text} for each in self.problems],
+            "bookies": [asdict(each) for each in self.bookies],
+            "ledgers": self.ledgers,
+            "under_replicated": {str(copies): count for copies, count in self.under_replicated.items()},
+            "open_on_bookies_down": self.growing_on_down,
+            "absent": self.absent,
+            "given_up": self.given_up,
+            "unreadable": self.unreadable,
+            "autorecovery": self.auto_recovery.to_document(),
+        }
+
 
 async def survey(context: ClientContext) -> ClusterSurvey:
     """Survey the cluster.

@@ -10,7 +10,8 @@ import socket
 import struct
 import sys
 import time
-from contextlib import suppress
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,6 +21,7 @@ import typer
 import client_aio
 from bookie_aio import structured_logging
 from bookie_aio.config import BookieConfig, Limits, share_descriptors
+from bookie_aio.metrics import DiskTimes
 from bookie_aio.server.bookie import Bookie
 from bookie_aio.server.registration import establish_identity, is_formatted
 from bookie_aio.storage.data_directory import read_cookie
@@ -87,8 +89,19 @@ AcceptOlderCopy = Annotated[
 AutoRecoveryFlag = Annotated[
     bool, typer.Option("--autorecovery", help="Run auto recovery in this process: an auditor and a worker.")
 ]
+HttpOption = Annotated[
+    str | None,
+    typer.Option(
+        "--http",
+        metavar="[HOST:]PORT",
+        help="Serve metrics, health and figures by HTTP; a port alone: for this machine only.",
+        show_default=False,
+    ),
+]
 
 _CALL_TIMEOUT_S = 5.0
+_HTTP_DESCRIPTORS = 48
+"""Of the HTTP endpoint: its connections, and some more."""
 _RECOVERY_RETRY_S = 1.0
 
 
@@ -116,6 +129,7 @@ async def serve(
     autorecovery: AutoRecoveryFlag = False,
     lost_bookie_delay: LostBookieDelay = LOST_BOOKIE_DELAY_S,
     placement: PlacementOption = Placement.WEIGHTED,
+    http: HttpOption = None,
     log_level: LogLevel = "info",
     log_json: LogJson = False,
     stop_with_parent: Annotated[
@@ -132,8 +146,9 @@ async def serve(
     """
     configure_logging(log_level, as_json=log_json)
     uri = invocation.metadata_uri
-    connections_max, files_max = share_descriptors(_allow_many_files())
-    disk = RealDisk()
+    others = 0 if http is None else _HTTP_DESCRIPTORS
+    connections_max, files_max = share_descriptors(_allow_many_files() - others)
+    disk = RealDisk(times := DiskTimes(time.perf_counter))
     paths = _absolute(directories)
     config = BookieConfig(
         bookie_id=check_bookie_id(bookie_id) if bookie_id else await _id_for(disk, paths),
@@ -145,6 +160,7 @@ async def serve(
         allow_remote_without_auth=allow_remote_without_auth,
         sweep_interval_s=sweep_interval,
         accept_older_copy=accept_older_copy,
+        http=None if http is None else _http_address(http),
         limits=Limits(connections_max=connections_max),
         storage=StorageConfig(files_max=files_max),
     )
@@ -152,7 +168,7 @@ async def serve(
     recovery = AutoRecoveryConfig(lost_bookie_delay_s=lost_bookie_delay) if autorecovery else None
     stopping = asyncio.create_task(_stop_event(watch_standard_input=stop_with_parent).wait())
     running = _serve(
-        invocation.output, config, uri, disk, create=is_new, recovery=recovery, placement=placement
+        invocation.output, config, uri, disk, times, create=is_new, recovery=recovery, placement=placement
     )
     serving = asyncio.create_task(running)
     await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -167,6 +183,7 @@ async def _serve(
     config: BookieConfig,
     uri: str,
     disk: RealDisk,
+    times: DiskTimes,
     *,
     create: bool,
     recovery: AutoRecoveryConfig | None,
@@ -175,20 +192,34 @@ async def _serve(
     """Run a bookie until it fails, or until cancelled.
 
     Args:
+        times: the times of the disk's system calls.
         create: make the metadata store and the cluster where they are missing: the directories are new.
         recovery: the settings of auto recovery in this process; None for none.
         placement: chooses the bookies that auto recovery copies to.
     """
-    await _check_port_is_free(*config.listen)
     rng = random.SystemRandom()
-    async with (
-        await open_store(uri, create=create) as store,
-        await Bookie.start(
-            config, store, disk, rng=rng, now_ms=_now_ms, clock=time.perf_counter, effort=time.thread_time
-        ) as bookie,
-    ):
-        row = {"bookie_id": bookie.bookie_id, "addresses": bookie.addresses, "pid": os.getpid()}
-        output.document(row, text=f"bookie {bookie.bookie_id} serves on {', '.join(bookie.addresses)}")
+    async with AsyncExitStack() as stack:
+        http = await stack.enter_async_context(_http_server(config, times))
+        await _check_port_is_free(*config.listen)
+        store = await stack.enter_async_context(await open_store(uri, create=create))
+        surveyor = await stack.enter_async_context(Surveyor(store))
+        bookie = await stack.enter_async_context(
+            await Bookie.start(
+                config, store, disk, rng=rng, now_ms=_now_ms, clock=time.perf_counter, effort=time.thread_time
+            )
+        )
+        address = None
+        if http is not None:
+            http.show(bookie, surveyor.survey)
+            address = http.address
+        row = {
+            "bookie_id": bookie.bookie_id,
+            "addresses": bookie.addresses,
+            "http": address,
+            "pid": os.getpid(),
+        }
+        where = ", ".join(bookie.addresses) + (f", http://{address}" if address else "")
+        output.document(row, text=f"bookie {bookie.bookie_id} serves on {where}")
         recovering = asyncio.create_task(_recover(store, recovery, placement, bookie.bookie_id))
         try:
             failure = await asyncio.shield(bookie.stopped)
@@ -197,6 +228,50 @@ async def _serve(
             await asyncio.gather(recovering, return_exceptions=True)
     if failure is not None:
         raise failure
+
+
+@asynccontextmanager
+async def _http_server(config: BookieConfig, times: DiskTimes) -> AsyncGenerator[Any, None]:
+    """Listen for HTTP while the block runs, and return the server; None where none is asked for.
+
+    This comes before the bookie's identity is recorded: a taken port leaves nothing behind.
+    """
+    if config.http is None:
+        yield None
+        return
+    try:
+        from bookie_aio.server.http import HttpServer
+    except ImportError:
+        usage_error("--http needs aiohttp: pip install 'bookie-aio[http]'")
+    try:
+        server = await HttpServer.listen(*config.http, clock=time.perf_counter, disk=times)
+    except OSError as error:
+        raise OSError(error.strerror or str(error)) from error  # without the number of the error
+    async with server:
+        yield server
+
+
+class Surveyor:
+    """Surveys the cluster on a bookie's session, by a client that the first survey opens."""
+
+    def __init__(self, store: MetadataStore) -> None:
+        self._store = store
+        self._client: client_aio.Client | None = None
+
+    async def survey(self) -> dict[str, Any]:
+        """Return what `cluster status -o json` prints. Raises BookKeeperError."""
+        from client_aio.autorecovery.survey import survey  # the client, which few bookies need
+
+        if self._client is None:
+            self._client = await client_aio.connect(self._store)
+        return (await survey(self._client._context)).to_document()
+
+    async def __aenter__(self) -> "Surveyor":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._client is not None:
+            await self._client.close()
 
 
 async def _recover(
@@ -285,6 +360,11 @@ def _address(option: str, value: str) -> tuple[str, int]:
         return split_address(value)
     except ValueError as error:
         usage_error(f"{option}: {error}")
+
+
+def _http_address(value: str) -> tuple[str, int]:
+    host, _, port = value.rpartition(":")
+    return _address("--http", value if host else f"127.0.0.1:{port}")
 
 
 def _now_ms() -> int:

@@ -2,7 +2,8 @@
 
 Owns the cluster's directory:
 
-    DIR/cluster.json        what runs: metadata URI, and id, pid, addresses, directory and log of each bookie
+    DIR/cluster.json        what runs: metadata URI; id, pid, addresses, HTTP address, directory and log of
+                            each bookie
     DIR/supervisor.lock     held by the process that runs `cluster up`
     DIR/processes.lock      held by it and by all its bookies, for as long as any of them lives
     DIR/metadata.db         the embedded metadata store, unless another one is named
@@ -23,7 +24,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Annotated, Any
 from urllib.parse import quote
@@ -57,6 +58,7 @@ class BookieProcess:
     rack: str
     pid: int | None = None
     addresses: list[str] = field(default_factory=list)
+    http: str | None = None
 
     def row(self) -> dict[str, Any]:
         """Return the bookie's row of cluster.json."""
@@ -64,6 +66,7 @@ class BookieProcess:
             "bookie_id": self.bookie_id,
             "pid": self.pid,
             "addresses": self.addresses,
+            "http": self.http,
             "directory": str(self.directory),
             "log": str(self.log),
         }
@@ -249,7 +252,8 @@ class LocalCluster:
             error = BookieStartError(_start_failure(bookie, log_start), bookie_id=bookie.bookie_id)
             error.exit_code = await process.wait()
             raise error
-        bookie.addresses = json.loads(line)["addresses"]
+        row = json.loads(line)
+        bookie.addresses, bookie.http = row["addresses"], row["http"]
         watcher = asyncio.create_task(self._watch(bookie, process))
         self._watchers.add(watcher)
         watcher.add_done_callback(self._watchers.discard)
@@ -351,6 +355,9 @@ async def up(
         ),
     ] = True,
     lost_bookie_delay: LostBookieDelay = LOST_BOOKIE_DELAY_S,
+    http: Annotated[
+        bool, typer.Option("--http", help="Serve metrics and health by HTTP, each bookie on a free port.")
+    ] = False,
 ) -> None:
     """Start a cluster in DIR and run it until Ctrl-C or SIGTERM.
 
@@ -375,6 +382,7 @@ async def up(
             *("--loop", invocation.loop.value),
             *("--lost-bookie-delay", str(lost_bookie_delay)),
             *(["--autorecovery"] if autorecovery else []),
+            *(["--http", "127.0.0.1:0"] if http else []),
         ],
         report=output.note,
     )
@@ -392,9 +400,8 @@ async def _run_until_stopped(cluster: LocalCluster, output: Output) -> None:
             await starting
             output.document(cluster.document(), text=cluster.metadata_uri)
             for bookie in cluster.bookies:
-                output.note(
-                    f"bookie {bookie.bookie_id} serves on {', '.join(bookie.addresses)} (pid {bookie.pid})"
-                )
+                where = ", ".join(bookie.addresses) + (f", http://{bookie.http}" if bookie.http else "")
+                output.note(f"bookie {bookie.bookie_id} serves on {where} (pid {bookie.pid})")
             output.note("Stop with Ctrl-C.")
             await stopped
     finally:
@@ -414,19 +421,5 @@ async def status(invocation: Invocation) -> int:
     """
     async with client_aio.connect(invocation.metadata_uri) as client:
         found = await survey(client._context)
-    invocation.output.document(
-        {
-            "condition": found.condition.label,
-            "problems": [{"condition": each.condition.label, "text": each.text} for each in found.problems],
-            "bookies": [asdict(each) for each in found.bookies],
-            "ledgers": found.ledgers,
-            "under_replicated": {str(copies): count for copies, count in found.under_replicated.items()},
-            "open_on_bookies_down": found.growing_on_down,
-            "absent": found.absent,
-            "given_up": found.given_up,
-            "unreadable": found.unreadable,
-            "autorecovery": found.auto_recovery.to_document(),
-        },
-        text=survey_text(found),
-    )
+    invocation.output.document(found.to_document(), text=survey_text(found))
     return int(found.condition)

@@ -52,12 +52,20 @@ class ReadHandler:
         # Asked before the read: an add that is indexed while the read runs is not pending any more after it,
         # and the read may have missed it.
         was_pending = self._engine.is_pending(request.ledger_id)
-        answering = partial(self._answer_read, peer, request_id, request, was_pending, fences)
+        answering = partial(
+            self._answer_read, peer, request_id, request, was_pending, fences, peer.arrived_at
+        )
         bytes_max = min(request.bytes_max, self._limits.read_bytes_max)
         self._responder.run(peer, Op.READ, request_id, answering, bytes_max)
 
     async def _answer_read(
-        self, peer: Peer, request_id: int, request: Read, was_pending: bool, fences: bool
+        self,
+        peer: Peer,
+        request_id: int,
+        request: Read,
+        was_pending: bool,
+        fences: bool,
+        arrived_at: float,
     ) -> int:
         engine, ledger_id = self._engine, request.ledger_id
         entry_ids = range(request.first, request.last + 1, request.stride)
@@ -77,5 +85,6 @@ class ReadHandler:
         answer = ReadAnswer(int(found.stop), found.stop_entry, engine.statement(ledger_id))
         size = sum(map(len, found.buffers))
         self._metrics.bytes_read += size
+        self._metrics.read.add(self._metrics.clock() - arrived_at)
         peer.send(encode_frame(encode_answer(Op.READ, request_id, answer), size), *found.buffers)
         return size

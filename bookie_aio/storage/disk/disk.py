@@ -41,6 +41,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, NamedTuple, ParamSpec, Protocol, TypeVar, cast
 
+from bookie_aio.metrics import DiskTimes
 from metadata.errors import DirectoryInUseError, DiskFailedError, DiskFullError, StorageError
 
 if TYPE_CHECKING:
@@ -258,9 +259,14 @@ class RealFile:
                 file._end_change()
 
     def _write_and_sync(self, buffers: Sequence[Buffer], offset: int) -> None:
+        times = self._disk.times
+        began = times.clock()
         try:
             _write_all(self._descriptor, buffers, offset)
+            written = times.clock()
             os.fdatasync(self._descriptor)
+            times.write.add(written - began)
+            times.fsync.add(times.clock() - written)
         except OSError as error:
             raise _typed(error, f"writing {self._path} at {offset}") from error
         finally:
@@ -513,9 +519,13 @@ def _settle(future: asyncio.Future[None], error: Exception | None) -> None:
 
 
 class RealDisk:
-    """The operating system's files. Close it when every file is closed."""
+    """The operating system's files. Close it when every file is closed.
 
-    def __init__(self) -> None:
+    `times` counts how long the journal's writes and syncs take.
+    """
+
+    def __init__(self, times: DiskTimes | None = None) -> None:
+        self.times = times or DiskTimes(lambda: 0.0)
         self._journal_thread: JournalThread | None = None
         self._pool = ThreadPoolExecutor(_POOL_THREADS, "disk")
         self._reserve = DescriptorReserve()

@@ -403,7 +403,9 @@ class SegmentAllocator:
         """Return the figures that `bookie info` shows."""
         return {
             "has_reserve": self.has_reserve,
+            "reserve_bytes": self._reserve_bytes,
             "spare_files": len(self._spares),
+            "spare_bytes": len(self._spares) * self._spare_bytes,
             "is_full": self.is_full,
             "is_low": self.is_low,
             "is_tight": self._is_warned,

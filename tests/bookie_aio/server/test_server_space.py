@@ -150,7 +150,7 @@ async def test_a_lack_of_descriptors_is_not_answered_as_a_lack_of_space(
     error = DiskFullError("opening x: Too many open files")
     error.is_of_space = is_of_space
     warnings = RepeatedWarnings(logging.getLogger("bookie_aio"), asyncio.get_running_loop())
-    responder = Responder(cast("Engine", None), RequestMetrics(), warnings)
+    responder = Responder(cast("Engine", None), RequestMetrics(lambda: 0.0), warnings)
     for _ in range(100):
         responder.answer_storage_error(cast("Peer", peer), Op.READ, 7, error)
     assert len(caplog.records) == (0 if is_of_space else 1)  # a line for each reason and minute

@@ -1,0 +1,143 @@
+"""`--http` of `bookie serve` and `cluster up`, on real processes."""
+
+from __future__ import annotations
+
+import json
+import socket
+import urllib.error
+import urllib.request
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.support.cli import TIMEOUT_S, Cli, RunningCluster
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+def get(address: str, path: str) -> tuple[int, bytes]:
+    """Ask for a path, and return the status and the body."""
+    try:
+        with urllib.request.urlopen(f"http://{address}{path}", timeout=TIMEOUT_S) as answer:
+            return answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read()
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCluster]:
+    cluster = RunningCluster(tmp_path_factory.mktemp("http"), "-n", "3", "--http")
+    yield cluster
+    code, error = cluster.end()
+    assert code == 0, error.decode()
+
+
+def _addresses(running: RunningCluster) -> dict[str, str]:
+    rows = json.loads((running.directory / "cluster.json").read_text())["bookies"]
+    return {row["bookie_id"]: row["http"] for row in rows}
+
+
+def test_cluster_json_names_an_endpoint_of_each_bookie(running: RunningCluster) -> None:
+    addresses = _addresses(running)
+    assert sorted(addresses) == ["b1", "b2", "b3"]
+    for bookie_id, address in addresses.items():
+        assert address.startswith("127.0.0.1:")
+        assert get(address, "/healthz")[0] == get(address, "/readyz")[0] == 200
+        assert json.loads(get(address, "/api/v1/bookie")[1])["bookie_id"] == bookie_id
+
+
+def _shape(value: Any) -> Any:
+    """Return a JSON value with its keys and types only."""
+    if isinstance(value, dict):
+        return {key: _shape(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_shape(each) for each in value]
+    return (
+        "number" if isinstance(value, (int, float)) and not isinstance(value, bool) else type(value).__name__
+    )
+
+
+def test_documents_are_those_of_the_command_line(running: RunningCluster) -> None:
+    address = _addresses(running)["b1"]
+    info = running.cli.rows("bookie", "info", "b1")
+    assert _shape(json.loads(get(address, "/api/v1/bookie")[1])) == _shape(info)
+    status = running.cli.rows("cluster", "status")
+    found = json.loads(get(address, "/api/v1/cluster")[1])
+    assert (found["condition"], _shape(found["bookies"])) == (status["condition"], _shape(status["bookies"]))
+    assert list(found) == list(status)
+
+
+def test_what_is_written_is_counted_by_the_bookies_that_have_it(running: RunningCluster) -> None:
+    def added() -> list[float]:
+        texts = [get(address, "/metrics")[1].decode() for address in _addresses(running).values()]
+        return [
+            sample.value
+            for text in texts
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+            if sample.name == "bookie_aio_entries_added_total"
+        ]
+
+    before = added()
+    lines = b"".join(b"%d\n" % number for number in range(100))
+    running.cli.run("ledger", "write", "-", stdin=lines)
+    assert [after - first for after, first in zip(added(), before, strict=True)] == [100.0] * 3
+
+
+def test_a_taken_port_is_one_sentence_and_leaves_no_bookie_behind(tmp_path: Path) -> None:
+    cli = Cli(f"sqlite://{tmp_path / 'metadata.db'}")
+    cli.run("bookie", "format", "--new-cluster", "--dir", str(tmp_path / "other"), "--id", "other")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        for where in (port, f":{port}"):
+            error = cli.run(
+                "bookie", "serve", "--id", "ghost", "--dir", str(tmp_path / "data"), "--http", where,
+                "--listen", "127.0.0.1:0", code=1,
+            )  # fmt: skip
+            assert error.decode() == (
+                f"bookie-aio: the bookie's HTTP endpoint cannot listen on 127.0.0.1:{port}: "
+                "Address already in use\n"
+            )
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        port = str(one.getsockname()[1])
+    same = ("--http", port, "--listen", f"127.0.0.1:{port}")
+    cli.run("bookie", "serve", "--id", "ghost", "--dir", str(tmp_path / "data"), *same, code=1)
+    assert [row["bookie_id"] for row in cli.rows("bookie", "list")] == ["other"]
+    assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize(
+    ("where", "complaint"),
+    [
+        ("0.0.0.0:0", "--allow-remote-without-auth"),
+        ("127.0.0.1:http", "--http"),
+        ("70000", "--http"),
+    ],
+)
+def test_other_addresses_are_refused(tmp_path: Path, where: str, complaint: str) -> None:
+    cli = Cli(f"sqlite://{tmp_path / 'metadata.db'}")
+    error = cli.run("bookie", "serve", "--dir", str(tmp_path / "data"), "--http", where, code=2).decode()
+    assert complaint in error
+    assert len(error.splitlines()) == 1
+    assert not (tmp_path / "data").exists()
+
+
+def test_strangers_that_take_all_http_connections_take_nothing_from_the_bookie(
+    running: RunningCluster,
+) -> None:
+    address = _addresses(running)["b2"]
+    host, port = address.split(":")
+    with ExitStack() as strangers:
+        for _ in range(60):
+            stranger = strangers.enter_context(socket.create_connection((host, int(port))))
+            stranger.sendall(b"GET /metrics HTTP/1.1\r\nX: ")
+        assert get(address, "/readyz")[0] == 200
+        ledger = running.cli.run("ledger", "write", "-", stdin=b"kept\n").decode().strip()
+        assert running.cli.run("ledger", "cat", ledger, "--newline") == b"kept\n"
+    connections = json.loads(get(address, "/api/v1/bookie")[1])["connections"]
+    assert connections <= 2
