@@ -48,7 +48,7 @@ from bookie_aio.wire.messages import (
 )
 from client_aio.bookies.connection import BookieConnection
 from client_aio.config import ClientConfig, WriteOptions
-from client_aio.context import ClientContext
+from client_aio.context import ClientContext, ClientCounters
 from client_aio.core.digest import Digest
 from client_aio.ledger.writer import LedgerWriter
 from metadata.ids import LEDGER_ID_MAX
@@ -175,7 +175,7 @@ async def client_us(shape: Shape, seconds: float) -> float:
     config = ClientConfig()
     context = ClientContext(
         config=config, ledgers=cast("Any", None), pool=cast("Any", None), finder=cast("Any", None),
-        tokens=random.Random(1), now_ms=lambda: 0,
+        tokens=random.Random(1), now_ms=lambda: 0, counters=ClientCounters(time.perf_counter),
     )  # fmt: skip
     connections = {}
     for bookie_id in BOOKIES:

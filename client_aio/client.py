@@ -20,7 +20,7 @@ from client_aio.admin.replicas import Replica, list_replicas
 from client_aio.bookies.ensemble_finder import EnsembleFinder
 from client_aio.bookies.pool import BookieDirectory, BookiePool
 from client_aio.config import ClientConfig, WriteOptions, check_flags, check_seconds
-from client_aio.context import ClientContext, on_own_loop
+from client_aio.context import ClientContext, ClientCounters, on_own_loop
 from client_aio.core.placement import PlacementPolicy, WeightedRandom
 from client_aio.handles import AwaitableContext
 from client_aio.ledger.create import LedgerSettings, create_ledger
@@ -38,7 +38,7 @@ from metadata.access.ledgers import LedgerStore
 from metadata.backends.uri import open_store, parse_uri
 from metadata.errors import BookKeeperError, InvalidArgumentError
 from metadata.ids import check_bookie_id, check_ledger_id
-from metadata.store import MetadataStore
+from metadata.store import MeasuredStore, MetadataStore
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping
@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from metadata.model.ledger import LedgerMetadata
 
 _CONFIG = ClientConfig()
+_clock = time.perf_counter
+"""For metrics only. The event loop's time may stand still in an iteration, and is exact to 1 ms."""
 _ABANDON_S = 2.0
 """The timeout of closing the store from another event loop than its own."""
 _tokens: random.Random = random.SystemRandom()
@@ -126,9 +128,10 @@ class Client(LogOperations, UnboundedLedgerOperations):
             if isinstance(metadata, str)
             else metadata
         )
-        directory = BookieDirectory(store, config)
+        measured = MeasuredStore(store, _clock)
+        directory = BookieDirectory(measured, config)
         try:
-            cluster = await find_cluster(store)
+            cluster = await find_cluster(measured)
             await directory.start()
         except BaseException:
             await directory.close()
@@ -138,17 +141,23 @@ class Client(LogOperations, UnboundedLedgerOperations):
         pool = BookiePool(directory, config, cluster.instance_id)
         context = ClientContext(
             config=config,
-            ledgers=LedgerStore(store, ids_drawn=config.ledger_id_block),
+            ledgers=LedgerStore(measured, ids_drawn=config.ledger_id_block),
             pool=pool,
             finder=EnsembleFinder(pool, placement, rng),
             tokens=tokens,
             now_ms=_now_ms,
+            counters=ClientCounters(_clock),
         )
         return cls(store, context, owns_store=owns_store)
 
     def __repr__(self) -> str:
         state = "open" if self._closing is None else "closed"
         return f"<Client: {state}, {len(self.bookies)} bookies>"
+
+    @property
+    def is_closed(self) -> bool:
+        """Return whether the client takes no more calls."""
+        return self._context.is_closed
 
     @property
     def bookies(self) -> Mapping[str, BookieRecord]:

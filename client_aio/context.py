@@ -13,6 +13,7 @@ from client_aio.core.digest import Digest, HmacDigest, check_root
 from client_aio.lac_clock import LacClock
 from client_aio.tails import Tails
 from metadata.errors import ClientClosedError, InvalidArgumentError
+from metadata.metrics import FINE_SECONDS, Histogram
 from metadata.model.passwords import SALT_BYTES, PasswordRecord, check_password, new_password
 
 if TYPE_CHECKING:
@@ -27,6 +28,20 @@ if TYPE_CHECKING:
     from metadata.model.ledger import LedgerMetadata
 
 
+class ClientCounters:
+    """Counts of one client since it was opened, which `client_aio.metrics` shows. Times are in seconds."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        """`clock` returns the time in seconds."""
+        self.clock = clock
+        self.add = Histogram(FINE_SECONDS)
+        self.bytes_added = 0
+        self.seats_failed = 0
+        self.ensemble_changes = 0
+        self.recoveries = {"completed": 0, "failed": 0}
+        self.digest_mismatches = 0
+
+
 @dataclass
 class ClientContext:
     """The parts that one client's handles are built from."""
@@ -37,6 +52,7 @@ class ClientContext:
     finder: EnsembleFinder
     tokens: random.Random
     now_ms: Callable[[], int]
+    counters: ClientCounters
     handles: set[Handle] = field(default_factory=set)
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     lac_clock: LacClock = field(init=False)
@@ -58,6 +74,11 @@ class ClientContext:
             self.tails.close()
             for task in self._unawaited:
                 task.cancel()
+
+    @property
+    def is_closed(self) -> bool:
+        """Return whether `close` was called."""
+        return self._closed.is_set()
 
     def check_loop(self) -> None:
         """Raise InvalidArgumentError outside the client's event loop, where calls would wait for ever."""

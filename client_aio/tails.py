@@ -90,15 +90,22 @@ class Tail:
 
     Attributes:
         known: the LAC that the reader knows and waits behind; None while it does not wait.
+        handed_out: the last entry that the reader has handed out; None before the first.
     """
 
-    __slots__ = ("_ledger", "_woken", "known", "reader")
+    __slots__ = ("_ledger", "_woken", "handed_out", "known", "reader")
 
     def __init__(self, ledger: FollowedLedger, reader: Following) -> None:
         self._ledger = ledger
         self._woken: asyncio.Future[None] | None = None
         self.reader = reader
         self.known: int | None = None
+        self.handed_out: int | None = None
+
+    @property
+    def lag(self) -> int:
+        """Return how many entries up to the LAC that is known the reader has not handed out; 0 while idle."""
+        return 0 if self.handed_out is None else max(0, self.reader.last_add_confirmed - self.handed_out)
 
     async def wait(self) -> None:
         """Wait until the LAC or the metadata may have changed. One task at a time may wait.
@@ -191,6 +198,10 @@ class Tails:
         """Return a ledger that has tails."""
         return self._ledgers.get(ledger_id)
 
+    def lags(self) -> list[int]:
+        """Return the lag of each tail, in entries (`Tail.lag`)."""
+        return [tail.lag for ledger in list(self._ledgers.values()) for tail in ledger.tails]
+
     def forget(self, ledger: FollowedLedger) -> None:
         """Forget a ledger whose tails have ended."""
         if self._ledgers.get(ledger.ledger_id) is ledger:
@@ -244,6 +255,11 @@ class FollowedLedger:
         self._catching_up: asyncio.Task[None] | None = None
         self._has_ended = False
         self._watch = OwnedTask(self._follow_metadata, f"metadata of ledger {ledger_id}")
+
+    @property
+    def tails(self) -> list[Tail]:
+        """Return the tails."""
+        return list(self._tails)
 
     def join(self, reader: Following) -> Tail:
         """Add a tail."""

@@ -22,11 +22,15 @@ from __future__ import annotations
 
 import abc
 import math
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Self
 
+from metadata.errors import MetadataError
+from metadata.metrics import Histogram
+
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Callable, Iterator
     from types import TracebackType
 
 VALUE_BYTES_MAX = 512 * 1024
@@ -240,3 +244,112 @@ class MetadataStore(abc.ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+
+_MEASURED = ("create", "read", "set", "delete", "children", "allocate_ids", "ids_drawn", "age", "sync")
+
+
+class MeasuredStore(MetadataStore):
+    """A store whose operations are counted and timed. It does nothing else, and its owner closes the store.
+
+    `times` has the times by operation, in seconds. `failures` counts those that the store did not answer, or
+    answered with an error such as a conflict. Watches and registrations are not timed: they wait.
+    """
+
+    def __init__(self, store: MetadataStore, clock: Callable[[], float]) -> None:
+        """`clock` returns the time in seconds."""
+        self.measured: MetadataStore = store
+        self._clock = clock
+        self.uri = store.uri
+        self.registration_wait_s = store.registration_wait_s
+        self.times = {operation: Histogram() for operation in _MEASURED}
+        self.failures = dict.fromkeys(_MEASURED, 0)
+
+    @contextmanager
+    def _timed(self, operation: str) -> Iterator[None]:
+        began = self._clock()
+        try:
+            yield
+        except MetadataError:
+            self.failures[operation] += 1
+            raise
+        finally:
+            self.times[operation].add(self._clock() - began)
+
+    @property
+    def session(self) -> str:
+        """See `MetadataStore`."""
+        return self.measured.session
+
+    @property
+    def session_alive_until(self) -> float:
+        """See `MetadataStore`."""
+        return self.measured.session_alive_until
+
+    async def create(self, key: str, value: bytes, *, token: str | None = None) -> Version:
+        """See `MetadataStore`."""
+        with self._timed("create"):
+            return await self.measured.create(key, value, token=token)
+
+    async def read(self, key: str) -> Versioned:
+        """See `MetadataStore`."""
+        with self._timed("read"):
+            return await self.measured.read(key)
+
+    async def compare_and_set(
+        self, key: str, value: bytes, version: Version, *, token: str | None = None
+    ) -> Version:
+        """See `MetadataStore`."""
+        with self._timed("set"):
+            return await self.measured.compare_and_set(key, value, version, token=token)
+
+    async def delete(self, key: str, version: Version | None = None, *, keeps_place: bool = False) -> None:
+        """See `MetadataStore`."""
+        with self._timed("delete"):
+            await self.measured.delete(key, version, keeps_place=keeps_place)
+
+    async def children(self, key: str) -> list[str]:
+        """See `MetadataStore`."""
+        with self._timed("children"):
+            return await self.measured.children(key)
+
+    async def names(self, key: str) -> list[str]:
+        """See `MetadataStore`."""
+        with self._timed("children"):
+            return await self.measured.names(key)
+
+    async def vacate(self, key: str, *, older_than_s: float) -> bool:
+        """See `MetadataStore`."""
+        with self._timed("delete"):
+            return await self.measured.vacate(key, older_than_s=older_than_s)
+
+    def watch(self, key: str) -> AsyncGenerator[None, None]:
+        """See `MetadataStore`."""
+        return self.measured.watch(key)
+
+    async def register(self, key: str, value: bytes) -> Registration:
+        """See `MetadataStore`."""
+        return await self.measured.register(key, value)
+
+    async def allocate_ids(self, name: str, count: int) -> range:
+        """See `MetadataStore`."""
+        with self._timed("allocate_ids"):
+            return await self.measured.allocate_ids(name, count)
+
+    async def ids_drawn(self, name: str, *, least: int = 0) -> int:
+        """See `MetadataStore`."""
+        with self._timed("ids_drawn"):
+            return await self.measured.ids_drawn(name, least=least)
+
+    async def age_s(self, key: str) -> float:
+        """See `MetadataStore`."""
+        with self._timed("age"):
+            return await self.measured.age_s(key)
+
+    async def sync(self, key: str) -> None:
+        """See `MetadataStore`."""
+        with self._timed("sync"):
+            await self.measured.sync(key)
+
+    async def close(self) -> None:
+        """Do nothing."""

@@ -10,7 +10,7 @@ import re
 from bisect import bisect_left
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from hypothesis import given
@@ -18,6 +18,9 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from bookie_aio import metrics as of_bookie
+from client_aio import metrics as of_client
+from client_aio.context import ClientCounters
+from client_aio.ledger.replication import AddTimes
 from metadata.metrics import (
     BYTES,
     COUNTS,
@@ -37,10 +40,15 @@ from metadata.metrics import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from client_aio.core.add_window import AddWindow
     from metadata.metrics import Metric
 
 PAGE = Path(__file__).parent.parent / "docs" / "METRICS.md"
-TABLES: dict[str, Sequence[Metric]] = {"bookie": of_bookie.METRICS}
+TABLES: dict[str, Sequence[Metric]] = {
+    "bookie": of_bookie.METRICS,
+    "client": of_client.CLIENT_METRICS,
+    "autorecovery": of_client.AUTO_RECOVERY_METRICS,
+}
 
 
 def block_of(name: str) -> re.Pattern[str]:
@@ -153,6 +161,68 @@ def test_sources_are_told_apart_by_a_label_and_what_is_absent_is_left_out() -> N
         ("c_info", {"client": "first", "name": 'q"uote'}, 1),
         ("c_info", {"client": "second", "name": 'q"uote'}, 1),
     ]
+
+
+class Window:
+    """What `AddTimes` asks of an add window."""
+
+    def __init__(self) -> None:
+        self.last_add_pushed = self.last_entry_reported = -1
+        self.length_confirmed = 0
+
+
+def times_at(now: list[float]) -> tuple[AddTimes, Window, ClientCounters]:
+    window, counters = Window(), ClientCounters(lambda: now[0])
+    return AddTimes(counters, cast("AddWindow[Any]", window)), window, counters
+
+
+def counted(counters: ClientCounters) -> dict[float, int]:
+    """Return the upper bounds of the buckets that are not empty, with their counts."""
+    histogram = counters.add
+    return {bound: count for bound, count in zip(histogram.bounds, histogram.counts, strict=False) if count}
+
+
+def bound_of(seconds: float) -> float:
+    return FINE_SECONDS[bisect_left(FINE_SECONDS, seconds)]
+
+
+def test_adds_are_timed_from_their_iteration_to_their_report_whatever_comes_between() -> None:
+    now = [100.0]
+    times, window, counters = times_at(now)
+    times.begin()
+    window.last_add_pushed = 9  # ten entries
+    now[0] += 0.003  # adding them took a while
+    times.added()
+    now[0] += 0.1
+    times.begin()
+    window.last_add_pushed = 14
+    times.added()
+    now[0] += 0.2
+    window.last_entry_reported, window.length_confirmed = 4, 50
+    times.reported()
+    assert counted(counters) == {bound_of(0.303): 5}
+    now[0] += 1.0
+    window.last_entry_reported, window.length_confirmed = 14, 150
+    times.reported()
+    assert counted(counters) == {bound_of(0.303): 5, bound_of(1.303): 5, bound_of(1.2): 5}
+    assert counters.bytes_added == 150
+    times.reported()
+    assert counters.add.count == 15
+
+
+def test_adds_that_join_a_block_get_the_middle_of_its_gathering() -> None:
+    now = [0.0]
+    times, window, counters = times_at(now)
+    times.begin()
+    window.last_add_pushed = 0
+    since = times.added()
+    now[0] = 0.001
+    window.last_add_pushed = 3
+    times.added(since=since)
+    now[0] = 0.011
+    window.last_entry_reported = 3
+    times.reported()
+    assert counted(counters) == {bound_of(0.011): 1, bound_of(0.0105): 3}
 
 
 def main() -> None:

@@ -96,6 +96,7 @@ class Auditor:
         self._name = name
         self._tasks = RepairTasks(context.ledgers.store)
         self._loop = asyncio.get_running_loop()
+        self.is_elected = False
         self._begin(AuditorRecord())
 
     def _begin(self, record: AuditorRecord) -> None:
@@ -127,6 +128,7 @@ class Auditor:
             while True:
                 await election.gained()
                 logger.info("auditor=%s audits the cluster", self._name)
+                self.is_elected = True
                 try:
                     async with asyncio.TaskGroup() as group:
                         lost = group.create_task(election.lost())
@@ -137,6 +139,13 @@ class Auditor:
                 except* BookKeeperError as errors:
                     logger.warning("auditor=%s begins again: %s", self._name, errors.exceptions[0])
                     await asyncio.sleep(self._config.look_interval_s)
+                finally:
+                    self.is_elected = False
+
+    @property
+    def tasks_known(self) -> int:
+        """Return how many tasks there are, as this auditor knows while it is elected."""
+        return len(self._refs)
 
     async def _jobs(self) -> list[Callable[[], Coroutine[Any, Any, None]]]:
         record, _ = await self._tasks.auditor()

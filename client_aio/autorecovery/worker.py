@@ -121,6 +121,12 @@ class Worker:
             if registration is not None:
                 await _release(registration)
 
+    @property
+    def tasks_resting(self) -> int:
+        """Return how many tasks wait after an attempt that failed."""
+        now = self._loop.time()
+        return sum(at > now for _, at in self._rests.values())
+
     # --- choosing a task -----------------------------------------------------------------------
 
     async def _next(self) -> TaskRef | None:

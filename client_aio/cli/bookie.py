@@ -198,6 +198,7 @@ async def _serve(
         placement: chooses the bookies that auto recovery copies to.
     """
     rng = random.SystemRandom()
+    clients: dict[str, client_aio.Client] = {}
     async with AsyncExitStack() as stack:
         http = await stack.enter_async_context(_http_server(config, times))
         await _check_port_is_free(*config.listen)
@@ -210,7 +211,9 @@ async def _serve(
         )
         address = None
         if http is not None:
-            http.show(bookie, surveyor.survey)
+            from client_aio.metrics import families_of
+
+            http.show(bookie, surveyor.survey, lambda: families_of(clients))
             address = http.address
         row = {
             "bookie_id": bookie.bookie_id,
@@ -220,7 +223,7 @@ async def _serve(
         }
         where = ", ".join(bookie.addresses) + (f", http://{address}" if address else "")
         output.document(row, text=f"bookie {bookie.bookie_id} serves on {where}")
-        recovering = asyncio.create_task(_recover(store, recovery, placement, bookie.bookie_id))
+        recovering = asyncio.create_task(_recover(store, recovery, placement, bookie.bookie_id, clients))
         try:
             failure = await asyncio.shield(bookie.stopped)
         finally:
@@ -275,9 +278,16 @@ class Surveyor:
 
 
 async def _recover(
-    store: MetadataStore, config: AutoRecoveryConfig | None, placement: Placement, name: str
+    store: MetadataStore,
+    config: AutoRecoveryConfig | None,
+    placement: Placement,
+    name: str,
+    clients: dict[str, client_aio.Client],
 ) -> None:
-    """Run auto recovery beside a bookie, on the bookie's session, until cancelled."""
+    """Run auto recovery beside a bookie, on the bookie's session, until cancelled.
+
+    Its client is put into `clients` while it runs, for the metrics.
+    """
     if config is None:
         return
     from client_aio.autorecovery.service import AutoRecovery  # the client, which few bookies need
@@ -288,12 +298,15 @@ async def _recover(
                 client_aio.connect(store, placement=placement.policy) as client,
                 AutoRecovery(client, config, name=name),
             ):
+                clients["autorecovery"] = client
                 await asyncio.Event().wait()
         except BookKeeperError as error:
             log.warning(
                 "auto recovery cannot begin", extra=structured_logging.fields(bookie=name, error=error)
             )
             await asyncio.sleep(_RECOVERY_RETRY_S)
+        finally:
+            clients.clear()
 
 
 async def _check_port_is_free(host: str, port: int) -> None:

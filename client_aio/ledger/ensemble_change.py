@@ -281,7 +281,10 @@ class EnsembleChangeTask(Generic[Token]):
                 await self._drain(failed)
                 return changer.drained()
             case Write(change):
-                return changer.written() if await self._owner._write_change(change) else None
+                if not await self._owner._write_change(change):
+                    return None
+                self._context.counters.ensemble_changes += 1
+                return changer.written()
             case Reseat(bookies, seats):
                 replicator.reseat(bookies, seats, self._connections)
                 self._note_seated(bookies, seats)

@@ -340,6 +340,7 @@ class EntryReader:
             blocks, answer = checked_blocks(wanted, answer, body, self._digest)
         except (DigestMismatchError, ProtocolError) as error:  # damaged, forged, or no answer to this request
             self.digest_mismatches += 1
+            self._context.counters.digest_mismatches += 1
             logger.error("ledger=%d bookie=%s: %s", wanted.ledger_id, bookie_id, error)
             error.bookie_id = bookie_id
             raise

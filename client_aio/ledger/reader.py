@@ -350,6 +350,7 @@ class LedgerReader:
                         self._entries.batches(following, self._lac, self._lac, is_tail=True)
                     ) as run:
                         async for batch in run:
+                            tail.handed_out = batch.last_entry_id
                             following = batch.last_entry_id + 1
                             yield batch
                 elif self.is_closed:

@@ -270,6 +270,7 @@ class Recovery:
             LedgerRecoveryError: too few bookies answered to decide, or to write back to.
             LedgerFencedError: a later takeover of the unbounded ledger has begun.
         """
+        recoveries, outcome = self._context.counters.recoveries, "failed"
         try:
             tally = await self._fence()
             logger.info("ledger=%d fenced, last add confirmed is %d", self.metadata.ledger_id, tally.lac)
@@ -279,7 +280,9 @@ class Recovery:
             replication = self._start_writing(before, tally, await self._length_at(before))
             last_entry = await self._search(replication, before + 1, tally.lac)
             await self._finish_writing(replication)
+            outcome = "completed"
         finally:
+            recoveries[outcome] += 1
             if self._replication is not None:
                 self._replication.replicator.stop()
                 await self._replication.changes.cancel()

@@ -620,6 +620,8 @@ class LedgerWriter(ClosesOnExit):
     def _on_reported(self, groups: list[AddGroup[Token]]) -> None:
         for group in groups:
             self._complete(group)
+        if groups:
+            self._replicator.times.reported()
         window = self._window
         self._forces.moved()
         self._waiters.reached(self._intake.last_settled)

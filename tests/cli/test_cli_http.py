@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 import urllib.error
 import urllib.request
 from contextlib import ExitStack
@@ -87,6 +88,23 @@ def test_what_is_written_is_counted_by_the_bookies_that_have_it(running: Running
     lines = b"".join(b"%d\n" % number for number in range(100))
     running.cli.run("ledger", "write", "-", stdin=lines)
     assert [after - first for after, first in zip(added(), before, strict=True)] == [100.0] * 3
+
+
+def test_one_bookie_audits_and_each_shows_its_worker(running: RunningCluster) -> None:
+    def figures(name: str) -> list[float]:
+        return [
+            sample.value
+            for address in _addresses(running).values()
+            for family in text_string_to_metric_families(get(address, "/metrics")[1].decode())
+            for sample in family.samples
+            if sample.name == name
+        ]
+
+    deadline = time.monotonic() + TIMEOUT_S
+    while sum(found := figures("bookie_aio_autorecovery_auditor")) != 1:
+        assert time.monotonic() < deadline, found
+    assert len(found) == 3
+    assert figures("bookie_aio_autorecovery_ledgers_repaired_total") == [0.0] * 3
 
 
 def test_a_taken_port_is_one_sentence_and_leaves_no_bookie_behind(tmp_path: Path) -> None:

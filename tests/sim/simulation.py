@@ -545,6 +545,7 @@ def run_plan(
     """Play a plan from beginning to end, and give its result. Never raises for what goes wrong in it."""
     real_clock, real_batch = client_aio.client._now_ms, client_aio.core.add_window.BATCH_BYTES_MAX
     real_turn, real_tokens = client_aio.ledger.writer._BULK_TURN_BYTES, client_aio.client._tokens
+    real_time = client_aio.client._clock
     real_rows = metadata.model.paged_list.HEAD_ROWS_BYTES_MAX, metadata.model.paged_list.PAGE_ROWS_BYTES_MAX
     client_aio.core.add_window.BATCH_BYTES_MAX = client_aio.ledger.writer._BULK_TURN_BYTES = _BATCH_BYTES_MAX
     if plan.head_rows_bytes:
@@ -555,6 +556,7 @@ def run_plan(
         finally:
             client_aio.client._now_ms, client_aio.core.add_window.BATCH_BYTES_MAX = real_clock, real_batch
             client_aio.ledger.writer._BULK_TURN_BYTES, client_aio.client._tokens = real_turn, real_tokens
+            client_aio.client._clock = real_time
             _keep_in_heads(*real_rows)
 
 
@@ -571,6 +573,7 @@ def _play(plan: Plan, *, is_traced: bool, wants_story: bool, script: Any) -> Res
     simulation.script = script
     loop = simulation.loop
     client_aio.client._now_ms = lambda: _EPOCH_MS + int(loop.now * 1000)
+    client_aio.client._clock = lambda: loop.now
     result = Result(plan)
     try:
         with overheard(simulation.overhear):
