@@ -53,7 +53,7 @@ class StorageMetrics:
         self.durable_at = durable_at
 
     def as_dict(self) -> dict[str, object]:
-        """Return the counts as JSON objects. Percentiles are upper bounds: twice, or 1.5 times, at most."""
+        """Return the counts as JSON objects. Percentiles are upper bounds, within a factor of two."""
         groups, commit, count = self.group_bytes, self.commit, self.groups
         return {
             "groups": {

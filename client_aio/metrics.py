@@ -251,9 +251,9 @@ METRICS = CLIENT_METRICS + AUTO_RECOVERY_METRICS
 check(METRICS)
 
 
-def families_of(clients: Mapping[str, Client]) -> Iterable[Family]:
+def families_of(clients: Mapping[str, Client], metrics: Iterable[Metric] = METRICS) -> Iterable[Family]:
     """Yield the metrics of clients, by the value of the label `client`."""
-    yield from families(METRICS, clients, "client")
+    yield from families(metrics, clients, "client")
 
 
 class _Clients(Collector):

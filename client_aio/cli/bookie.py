@@ -211,9 +211,9 @@ async def _serve(
         )
         address = None
         if http is not None:
-            from client_aio.metrics import families_of
+            from client_aio.metrics import AUTO_RECOVERY_METRICS, families_of
 
-            http.show(bookie, surveyor.survey, lambda: families_of(clients))
+            http.show(bookie, surveyor.survey, lambda: families_of(clients, AUTO_RECOVERY_METRICS))
             address = http.address
         row = {
             "bookie_id": bookie.bookie_id,
