@@ -326,7 +326,7 @@ def _time(milliseconds: int) -> str:
 def survey_text(found: ClusterSurvey) -> str:
     """Return the text of `cluster status`."""
     lines = [found.condition.label]
-    lines += [f"  {problem.text}" for problem in found.problems]
+    lines += [f"  {escape(problem.text)}" for problem in found.problems]
     lines.append("")
     for one in found.bookies:
         facts = [f"{one.ledgers:,} ledgers"]
@@ -337,7 +337,7 @@ def survey_text(found: ClusterSurvey) -> str:
         if one.gone_s is not None:
             facts.append(f"gone for {one.gone_s:,.0f} s at least")
         if one.rack:
-            facts.append(f"rack {one.rack}")
+            facts.append(f"rack {escape(one.rack)}")
         lines.append(f"bookie {one.bookie_id}: {one.state}, {', '.join(facts)}")
     states = ", ".join(f"{count:,} {state}" for state, count in found.ledgers.items())
     lines.append(f"ledgers: {states or 'none'}")
@@ -351,16 +351,16 @@ def recovery_text(state: AutoRecoveryState) -> str:
     estimate = "" if not state.estimate_s else f", about {state.estimate_s:,.0f} s of work"
     waiting = f" and {state.record.waiting:,} behind them" if state.record.waiting else ""
     lines = [
-        f"auto recovery: {'paused, ' if state.is_paused else ''}auditor {state.auditor or 'none'}, "
+        f"auto recovery: {'paused, ' if state.is_paused else ''}auditor {escape(state.auditor or 'none')}, "
         f"{len(state.workers)} workers, {len(state.refs):,} tasks{waiting}{estimate}"
     ]
     for copies, count in state.by_copies.items():
         lines.append(f"  {count:,} ledgers with {copies} good copies of some entries")
     for ref, task in state.tasks:
         if task.attempts:
-            lines.append(f"  ledger {ref.ledger_id}, {task.attempts} attempts: {task.error}")
+            lines.append(f"  ledger {ref.ledger_id}, {task.attempts} attempts: {escape(task.error)}")
     lines += [
-        f"  {worker.name} repairs ledger {worker.ledger_id}"
+        f"  {escape(worker.name)} repairs ledger {worker.ledger_id}"
         for worker in state.workers
         if worker.ledger_id is not None
     ]
