@@ -3,7 +3,7 @@
 A result is a table, JSON, or JSON lines.
 
 Invariants: standard output holds the result and nothing else, so that it can be piped. Progress is shown only
-where standard error is a terminal. All text is escaped (`structured_logging.escape`): peers and users chose
+where standard error is a terminal. All text is escaped (`metadata.text`): peers and users chose
 names, keys and values. Only the entries of a ledger are written as they are.
 """
 
@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
-from bookie_aio.structured_logging import escape
+from metadata.text import escape
 
 if TYPE_CHECKING:
     from rich.console import Console

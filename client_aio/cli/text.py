@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from bookie_aio.structured_logging import escape
 from client_aio.admin.repair import RepairedFragment, RepairReport
 from client_aio.admin.replicas import Replica
 from client_aio.autorecovery.survey import AutoRecoveryState, ClusterSurvey
@@ -14,6 +13,7 @@ from client_aio.log.takeover import LogMetadata
 from metadata.errors import InvalidArgumentError
 from metadata.model.ledger import GivenUp, LedgerMetadata
 from metadata.model.log import LogRow
+from metadata.text import escape
 
 _BAR_WIDTH = 32
 

@@ -203,7 +203,8 @@ def test_exit_code_says_what_kind_of_failure(error: Exception, code: Exit) -> No
 
 
 def test_error_is_one_line_whatever_it_says() -> None:
-    assert describe(errors.BookKeeperError("first\n  second")) == "first second"
+    assert describe(errors.BookKeeperError("first\nsecond")) == r"first\nsecond"
+    assert describe(OSError("first\n  second")) == "first second"
     assert describe(ZeroDivisionError("division by zero")) == "ZeroDivisionError: division by zero"
     assert describe(KeyError()) == "KeyError"
 
