@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from client_aio.core.digest import Digest, HmacDigest, check_root
 from client_aio.lac_clock import LacClock
 from client_aio.tails import Tails
+from metadata.awake import AwakeClock
 from metadata.errors import ClientClosedError, InvalidArgumentError
 from metadata.model.passwords import SALT_BYTES, PasswordRecord, check_password, new_password
 
@@ -39,12 +40,15 @@ class ClientContext:
     now_ms: Callable[[], int]
     handles: set[Handle] = field(default_factory=set)
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
+    clock: AwakeClock = field(init=False)
     lac_clock: LacClock = field(init=False)
     tails: Tails = field(init=False)
     _closed: asyncio.Event = field(default_factory=asyncio.Event)
     _unawaited: set[asyncio.Task[Any]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
+        self.clock = AwakeClock()
+        self.clock.start()
         self.lac_clock = LacClock(self.config.explicit_lac_delay_s)
         self.tails = Tails(self.pool, self.ledgers, self.config)
 
@@ -55,6 +59,7 @@ class ClientContext:
         """
         self._closed.set()
         if _get_running_loop() is self.loop:
+            self.clock.stop()
             self.tails.close()
             for task in self._unawaited:
                 task.cancel()

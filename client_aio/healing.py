@@ -12,9 +12,9 @@ import enum
 import logging
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from client_aio.bookies.connection import awake_timeout
 from client_aio.context import Repeats
 from client_aio.core.healing import AppendAges
+from metadata.awake import awake_timeout
 from metadata.errors import (
     BookKeeperError,
     ClientClosedError,
@@ -128,7 +128,6 @@ class Healing:
         self._state_changed = asyncio.Event()
         self._ages = AppendAges(timeout_s or 0.0)
         self._timer: asyncio.TimerHandle | None = None
-        self._look_due_at = float("inf")
         self._repeats = Repeats()
 
     @property
@@ -256,11 +255,9 @@ class Healing:
         owner = self._owner
         if self._timeout_s is None or owner._first_failure is not None or owner._has_ended:
             return
-        now = self._loop.time()
-        late_s = now - self._look_due_at
-        self._look_due_at = now + self._timeout_s / _LOOKS_PER_TIMEOUT
-        self._timer = self._loop.call_at(self._look_due_at, self.watch_ages)
-        if self._ages.is_overdue(now, *owner._counts(), late_s=late_s):
+        self._timer = self._loop.call_later(self._timeout_s / _LOOKS_PER_TIMEOUT, self.watch_ages)
+        clock = self._context.clock
+        if self._ages.is_overdue(clock.time(), *owner._counts()) and not clock.has_just_woken:
             error = OperationTimeoutError(
                 f"{self._what}: adds were not acknowledged within {self._timeout_s:g} s. They may be there "
                 "or not; later adds come behind them"

@@ -28,6 +28,7 @@ from client_aio.core.ensemble_change import (
 )
 from client_aio.core.liveness import Patience
 from client_aio.core.quorum import indexes_of
+from metadata.awake import awake_timeout
 from metadata.errors import (
     BookKeeperError,
     InvalidTransitionError,
@@ -182,7 +183,7 @@ class EnsembleChangeTask(Generic[Token]):
     async def _fail_fenced(self, error: BookKeeperError) -> None:
         ledger_id = self._replicator.window.ledger_id
         try:
-            async with asyncio.timeout(_LOOK_S):
+            async with awake_timeout(_LOOK_S):
                 await self._context.ledgers.read(ledger_id, sync=True)
         except NoSuchLedgerError:
             error = NoSuchLedgerError(f"ledger {ledger_id} has been deleted", ledger_id=ledger_id)
@@ -405,14 +406,15 @@ class EnsembleChangeTask(Generic[Token]):
 
     def _check_patience(self, why: str) -> None:
         """Raise NotEnoughBookiesError if the window has been stuck for too long."""
-        if self._patience.is_over(asyncio.get_running_loop().time(), self._replicator.window.lac):
+        clock = self._context.clock
+        is_over = self._patience.is_over(clock.time(), self._replicator.window.lac)
+        if is_over and not clock.has_just_woken:
             raise self._not_enough(why)
 
     async def _wait(self, is_frozen: bool) -> None:
         if is_frozen:
             self._check_patience("no other bookie came up, and stayed, in time")
-        retry_s, loop = self._context.config.replacement_retry_s, asyncio.get_running_loop()
-        due_at = loop.time() + retry_s
+        retry_s = self._context.config.replacement_retry_s
         waits = [
             asyncio.ensure_future(self._context.pool.directory.wait_for_change(retry_s)),
             asyncio.ensure_future(self._is_finishing.wait()),
@@ -423,7 +425,6 @@ class EnsembleChangeTask(Generic[Token]):
             for wait in waits:
                 wait.cancel()
             await asyncio.gather(*waits, return_exceptions=True)
-        self._patience.woke(loop.time(), due_at)
 
     async def _copy(self) -> None:
         while self._replicator.window.awaits_copies and self._owner._needs_bookies():
