@@ -12,7 +12,6 @@ import enum
 import logging
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from client_aio.context import Repeats
 from client_aio.core.healing import AppendAges
 from metadata.awake import awake_timeout
 from metadata.errors import (
@@ -128,7 +127,6 @@ class Healing:
         self._state_changed = asyncio.Event()
         self._ages = AppendAges(timeout_s or 0.0)
         self._timer: asyncio.TimerHandle | None = None
-        self._repeats = Repeats()
 
     @property
     def is_healing(self) -> bool:
@@ -209,11 +207,8 @@ class Healing:
             except BookKeeperError as error:
                 if is_final(error):
                     raise
-                if count := self._repeats.due(type(error), self._loop.time()):
-                    logger.warning(
-                        "%s is not open again yet (attempts since the last report: %d): %s",
-                        self._what, count, error,
-                    )  # fmt: skip
+                key = ("not open", self._what, type(error))
+                self._context.reports.warn(logger, key, "%s is not open again yet: %s", self._what, error)
             await self._context.pool.directory.wait_for_change(rest_s)
             rest_s = min(2 * rest_s, _REST_MAX_S)
 

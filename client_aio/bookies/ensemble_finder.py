@@ -287,7 +287,10 @@ class EnsembleFinder:
     ) -> Found:
         ensemble = seating.filled(choice.bookies)
         if choice.warning:
-            logger.warning("ledger=%d ensemble=%s %s", vacancy.ledger_id, ",".join(ensemble), choice.warning)
+            self._pool.directory.reports.warn(
+                logger, ("placement", choice.warning), "ledger=%d ensemble=%s %s",
+                vacancy.ledger_id, ",".join(ensemble), choice.warning,
+            )  # fmt: skip
         filled = sum(1 << index for index in seating.vacant)
         left = tuple(
             name

@@ -30,6 +30,7 @@ from metadata.errors import (
 )
 from metadata.ids import KEY_AVAILABLE
 from metadata.owned_task import OwnedTask
+from metadata.repeated_reports import RepeatedReports
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
@@ -42,6 +43,8 @@ Answer = TypeVar("Answer", bound="Message")
 Result = TypeVar("Result")
 
 _REFRESH_RETRY_S = 0.5
+_REPORTS_LONGEST_S = 3600.0
+_REPORTS_MAX = 256
 GRACE_S = 0.1
 """How much longer the last answers are waited for once there are enough."""
 _CONNECT_GRACE_S = 0.3
@@ -81,6 +84,8 @@ class BookieDirectory:
         self._loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()
         self._task: OwnedTask | None = None
+        self.reports = RepeatedReports(self._loop, longest_s=_REPORTS_LONGEST_S, keys_max=_REPORTS_MAX)
+        """Of the whole client: warnings that come again and again."""
 
     async def start(self) -> None:
         """Read the registrations, and follow them from now on.
@@ -93,6 +98,7 @@ class BookieDirectory:
 
     async def close(self) -> None:
         """Stop following."""
+        self.reports.close()
         if self._task is not None:
             self._task.cancel()
             await self._task.wait()
@@ -144,7 +150,8 @@ class BookieDirectory:
         try:
             return await registered_bookies(self._store)
         except MetadataError as error:
-            logger.warning("which bookies are registered cannot be read: %s", error)
+            what = "which bookies are registered cannot be read: %s"
+            self.reports.warn(logger, "registered bookies", what, error)
             return []
 
     async def wait_for_change(self, timeout_s: float) -> None:
@@ -160,7 +167,8 @@ class BookieDirectory:
                     async for _ in changes:
                         await self.refresh()
             except MetadataError as error:
-                logger.warning("the list of bookies cannot be read, the last one stays in use: %s", error)
+                what = "the list of bookies cannot be read, the last one stays in use: %s"
+                self.reports.warn(logger, "list of bookies", what, error)
             await asyncio.sleep(_REFRESH_RETRY_S)
 
 

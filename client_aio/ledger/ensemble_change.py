@@ -12,7 +12,6 @@ import logging
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from client_aio.bookies.ensemble_finder import Sizes
-from client_aio.context import Repeats
 from client_aio.core.ensemble_change import (
     Abandon,
     Copy,
@@ -130,7 +129,6 @@ class EnsembleChangeTask(Generic[Token]):
         self._step: Step = None  # under way
         self._has_seated = False  # the replacements of a `Copy` under way
         self._look: OwnedTask | None = None  # at the metadata of an owner that is fenced
-        self._repeats = Repeats()
 
     @property
     def fragment(self) -> Fragment:
@@ -337,13 +335,11 @@ class EnsembleChangeTask(Generic[Token]):
                     return changer.next()  # Bookies that only stood still are back, or are known to be down.
             if isinstance(step, Wait):
                 names = ", ".join(changer.target[index] for index in indexes_of(seats))
-                now = asyncio.get_running_loop().time()
-                if count := self._repeats.due((names, step.is_frozen), now):
-                    logger.warning(
-                        "ledger=%d writing %s without %s (looked %d times since the last report): %s",
-                        self._replicator.window.ledger_id, "waits" if step.is_frozen else "goes on", names,
-                        count, error,
-                    )  # fmt: skip
+                ledger_id, doing = self._replicator.window.ledger_id, "waits" if step.is_frozen else "goes on"
+                self._context.reports.warn(
+                    logger, ("without", doing, names), "ledger=%d writing %s without %s: %s",
+                    ledger_id, doing, names, error,
+                )  # fmt: skip
             return step
         filled = indexes_of(found.filled)
         if any(self._has_just_been_seated(found.bookies[index]) for index in filled):
@@ -361,7 +357,8 @@ class EnsembleChangeTask(Generic[Token]):
             # Without the store a roll can wait. Once its compare-and-set has begun, all adds wait too.
             await self._context.ledgers.read(metadata.ledger_id)
         except MetadataUnavailableError as error:
-            logger.warning("ledger=%d its next fragment waits: %s", metadata.ledger_id, error)
+            what = "ledger=%d its next fragment waits: %s"
+            self._context.reports.warn(logger, ("roll", metadata.ledger_id), what, metadata.ledger_id, error)
             self._end_rolls(error)
             return changer.roll_later()
         if metadata.is_crowded:
@@ -370,7 +367,7 @@ class EnsembleChangeTask(Generic[Token]):
                 "trim it",
                 ledger_id=metadata.ledger_id,
             )
-            logger.warning("%s", crowded)
+            self._context.reports.warn(logger, ("crowded", metadata.ledger_id), "%s", crowded)
             self._end_rolls(crowded)
             return changer.roll_later()
         try:
@@ -378,7 +375,8 @@ class EnsembleChangeTask(Generic[Token]):
                 metadata.ledger_id, Sizes.of(metadata), excluded=self._disowning
             )
         except NotEnoughBookiesError as error:
-            logger.warning("ledger=%d its next fragment has the same bookies: %s", metadata.ledger_id, error)
+            what = "ledger=%d its next fragment has the same bookies: %s"
+            self._context.reports.warn(logger, ("same", metadata.ledger_id), what, metadata.ledger_id, error)
             return changer.not_found_all()
         self._connections = found.connections
         return changer.found_all(found.bookies)

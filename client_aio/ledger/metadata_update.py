@@ -87,5 +87,6 @@ class VersionedLedgerMetadata:
     async def _pause(self, deadline: Deadline, error: MetadataUnavailableError) -> None:
         if deadline.is_over:
             raise error
-        logger.warning("ledger=%d metadata not reachable, trying again: %s", self.current.ledger_id, error)
+        ledger_id, what = self.current.ledger_id, "ledger=%d metadata not reachable, trying again: %s"
+        self._context.reports.warn(logger, ("metadata", ledger_id), what, ledger_id, error)
         await asyncio.sleep(_RETRY_S)

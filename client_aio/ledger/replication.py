@@ -400,7 +400,6 @@ class Replicator(Generic[Token]):
         if self._is_stopped or not self.window.fail(index, epoch):
             return
         seat = self._seats[index]
-        logger.warning("ledger=%d bookie=%s failed: %s", self.window.ledger_id, seat.bookie_id, error)
         # A bookie that answered with an error keeps its connection: other ledgers may use it.
         seat.connection, seat.failure = None, error
         self._on_seat_failed(seat.bookie_id, error)
@@ -488,6 +487,9 @@ class Replication(Generic[Token]):
             self.changes.begin()
 
     def _on_seat_failed(self, bookie_id: str, error: BookKeeperError) -> None:
+        # By bookie: each attempt to heal, and each ledger of this client, meets the same failure.
+        key, what = ("failed", bookie_id, type(error)), "ledger=%d bookie=%s failed: %s"
+        self._context.reports.warn(logger, key, what, self.window.ledger_id, bookie_id, error)
         self._context.pool.directory.note_refusal(bookie_id, error)
         self.replace_failed()
 

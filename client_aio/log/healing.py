@@ -238,6 +238,7 @@ class Healer:
         log: HealedLog,
         timeout_s: float | None,
     ) -> None:
+        self._context = context
         self._name = lists.name
         self._log = log
         self._loop = asyncio.get_running_loop()
@@ -328,7 +329,8 @@ class Healer:
         if is_final(error) or (is_closing and not self.backlog):
             self.end(error)
             return
-        logger.warning("log=%s its ledger %d has failed, healing: %s", self._name, ledger.ledger_id, error)
+        what = "log=%s its ledger %d has failed, healing: %s"
+        self._context.reports.warn(logger, ("healing", self._name), what, self._name, ledger.ledger_id, error)
         self.hold()
         self.healing.begin(lambda: self._open_again(ledger), self._opened)
 

@@ -96,6 +96,7 @@ class PagedList(Generic[SomeHead]):
         self._parse = parse
         self._draw_token = draw_token
         self._patience_s = patience_s
+        self._is_reported = False
 
     async def create(self, head: SomeHead, *, token: str | None = None) -> Version:
         """Write the head of a new list, which has no pages.
@@ -294,7 +295,9 @@ class PagedList(Generic[SomeHead]):
         token, value = self._draw_token(), head.to_json()
         while True:
             try:
-                return await self._store.compare_and_set(self._key, value, version, token=token)
+                written = await self._store.compare_and_set(self._key, value, version, token=token)
+                self._is_reported = False
+                return written
             except MetadataUnavailableError as error:
                 # Unknown: the request may still take effect.
                 await self._pause(deadline, error)
@@ -312,7 +315,9 @@ class PagedList(Generic[SomeHead]):
     async def _pause(self, deadline: Deadline, error: MetadataUnavailableError) -> None:
         if deadline.is_over:
             raise error
-        logger.warning("the list at %s is not reachable, trying again: %s", self._key, error)
+        if not self._is_reported:  # Once for each outage.
+            logger.warning("the list at %s is not reachable, trying again: %s", self._key, error)
+        self._is_reported = True
         await asyncio.sleep(RETRY_S)
 
 

@@ -280,4 +280,9 @@ MUTANTS = [
         tests=("tests/sim/test_sim_schedules.py::"
                "test_a_close_does_not_fail_for_want_of_copies_that_have_come",),
     ),
+    Mutant(
+        135, "a warning that comes again and again is a line each time",
+        (Edit("metadata.repeated_reports:RepeatedReports.report", "if found is None:", "if True:"),),
+        tests=("tests/metadata/test_repeated_reports.py",),
+    ),
 ]  # fmt: skip
