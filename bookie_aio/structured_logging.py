@@ -15,9 +15,9 @@ import logging
 import re
 import sys
 import time
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from metadata.repeated_reports import PERIOD_S, RepeatedReports
 from metadata.text import escape
 
 if TYPE_CHECKING:
@@ -31,8 +31,6 @@ _PLAIN = frozenset(
 )
 
 
-_PERIOD_S = 60.0
-_REASONS_MAX = 32
 _VARIABLE = re.compile(r"\d[\d,.]*|'[^']*'|\"[^\"]*\"")
 
 
@@ -105,27 +103,17 @@ def configure(*, level: str = "INFO", as_json: bool = False, stream: TextIO | No
     root.setLevel(level)
 
 
-@dataclass(slots=True)
-class _Repeated:
-    reason: str
-    level: int
-    timer: asyncio.TimerHandle
-    values: dict[str, object] = field(default_factory=dict)  # of the last record that was not written
-    count: int = 0
-
-
 class RepeatedWarnings:
     """Records of which peers can cause any number: one line for each reason and minute, with a count.
 
     The first record is written at once. Further ones are counted, and one line at the end of the minute has
     their count and the fields of the last one. Reasons that differ in numbers and quoted text only are the
-    same reason. Beyond `_REASONS_MAX` all others count together, so that peers cannot make up reasons.
+    same reason. Beyond `KEYS_MAX` of them all others count together, so that peers cannot make up reasons.
     """
 
     def __init__(self, logger: logging.Logger, loop: asyncio.AbstractEventLoop) -> None:
         self._logger = logger
-        self._loop = loop
-        self._repeated: dict[tuple[str, str], _Repeated] = {}
+        self._reports = RepeatedReports(loop, longest_s=PERIOD_S)
 
     def warning(self, message: str, *, reason: str, **values: object) -> None:
         """Write a warning with these fields, or count it."""
@@ -142,36 +130,16 @@ class RepeatedWarnings:
     ) -> None:
         """Write a record of a level with these fields, or count it. The first one has the traceback."""
         key = (message, _VARIABLE.sub("#", reason))
-        if key not in self._repeated and len(self._repeated) >= _REASONS_MAX:
+        if self._reports.is_crowded_for(key):
             key, reason = (message, ""), "other reasons"
-        found = self._repeated.get(key)
-        if found is None:
-            self._repeated[key] = _Repeated(reason, level, self._after_period(key))
-            self._logger.log(level, message, extra=fields(**values, reason=reason), exc_info=exc_info)
-        else:
-            found.count += 1
-            found.values = values
 
-    def _after_period(self, key: tuple[str, str]) -> asyncio.TimerHandle:
-        return self._loop.call_later(_PERIOD_S, self._end_period, key)
+        def write(count: int) -> None:
+            counted = {"count": count} if count else {}
+            extra = fields(**values, reason=reason, **counted)
+            self._logger.log(level, message, extra=extra, exc_info=None if count else exc_info)
 
-    def _end_period(self, key: tuple[str, str]) -> None:
-        repeated = self._repeated[key]
-        if not repeated.count:
-            del self._repeated[key]
-            return
-        self._write(key[0], repeated)
-        repeated.timer = self._after_period(key)
-
-    def _write(self, message: str, repeated: _Repeated) -> None:
-        values = fields(**repeated.values, reason=repeated.reason, count=repeated.count)
-        self._logger.log(repeated.level, message, extra=values)
-        repeated.count = 0
+        self._reports.report(key, write)
 
     def close(self) -> None:
         """Write the counts that are left, and cancel the timers."""
-        for (message, _), repeated in self._repeated.items():
-            repeated.timer.cancel()
-            if repeated.count:
-                self._write(message, repeated)
-        self._repeated.clear()
+        self._reports.close()
