@@ -330,6 +330,8 @@ def survey_text(found: ClusterSurvey) -> str:
     lines.append("")
     for one in found.bookies:
         facts = [f"{one.ledgers:,} ledgers"]
+        if one.order is not None:
+            facts.insert(0, f"ordered to be {one.order}")
         if one.disk_free_bytes is not None:
             facts.append(f"{one.disk_free_bytes / 2**30:,.1f} GiB free")
         if one.ledgers_damaged:
