@@ -310,6 +310,8 @@ class Bookie:
         # Before the bookie listens: it takes no add that an order of before its start forbids.
         self._order = StandingOrder(store, config.bookie_id, self._on_ordered)
         await self._order.start()
+        if self._order.mode == REMOVED:
+            raise decommissioned(config.bookie_id)
         # The nonce is the token of the age: a restart knows the registration of the process before it.
         age = BookieAge(config, store, disk, rng, token=self.nonce)
         self._engine = await Engine.open(

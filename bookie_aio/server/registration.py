@@ -25,6 +25,7 @@ from bookie_aio.storage.disk.disk import TEMPORARY_SUFFIX
 from bookie_aio.storage.segment.format import CHECKPOINT, COOKIE, LOCK, WITNESS
 from bookie_aio.structured_logging import fields
 from metadata.access.bookies import (
+    REMOVED,
     BookieRecord,
     ClusterRecord,
     Cookie,
@@ -330,10 +331,16 @@ class StandingOrder:
     async def _read(self) -> None:
         order = (await Orders.read(self._store)).by_bookie.get(self._bookie_id)
         mode = "" if order is None else order.mode
+        if order is None and await self._has_left():
+            mode = REMOVED  # It stood still for so long that its cookie is gone, and the order with it.
         if mode != self.mode:
             log.warning("the bookie has another order", extra=fields(bookie=self._bookie_id, order=mode))
             self.mode = mode
             self._on_changed()
+
+    async def _has_left(self) -> bool:
+        is_gone = await is_retired(self._store, self._bookie_id)
+        return is_gone and await _read_stored(self._store, self._bookie_id) is None
 
     async def _follow(self) -> None:
         while True:

@@ -13,6 +13,7 @@ Seven records, each a JSON object under a key of `metadata.ids`:
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import logging
@@ -35,6 +36,7 @@ from metadata.ids import (
     KEY_RETIRED,
     KEY_SET_BACKS,
     MALFORMED,
+    available_key,
     check_bookie_id,
 )
 from metadata.model.record import Record
@@ -228,8 +230,8 @@ class Order:
 class Orders:
     """All orders that hold, by bookie, and the version of the key; None: no such key.
 
-    They stand in one value. So one watch tells every client of each change, and a bookie that is down when it
-    is given an order obeys it from its next start on.
+    They stand in one value, so one watch tells every client of each change. A bookie that is down when it
+    gets an order obeys it from its next start on.
     """
 
     by_bookie: Mapping[str, Order] = field(default_factory=dict)
@@ -259,7 +261,7 @@ class Orders:
 async def change_order(
     store: MetadataStore, bookie_id: str, decide: Callable[[Order | None], Order | None]
 ) -> Order | None:
-    """Give, change or take back the order of one bookie by compare-and-set, and return it.
+    """Change the order of one bookie by compare-and-set, and return it.
 
     Args:
         decide: returns the order that is to hold, from the one that holds; None for none. May raise, which
@@ -286,6 +288,30 @@ async def change_order(
             else:
                 await store.compare_and_set(KEY_ORDERS, text, orders.version)
             return after
+
+
+async def await_obedience(store: MetadataStore, bookie_id: str, mode: str, timeout_s: float) -> bool | None:
+    """Wait until a running bookie announces that it obeys an order.
+
+    Args:
+        mode: that of the order; "" where it was taken back.
+
+    Returns:
+        Whether it did in time; None for a bookie that does not run.
+    """
+    key = available_key(bookie_id)
+    try:
+        async with asyncio.timeout(timeout_s), contextlib.aclosing(store.watch(key)) as changes:
+            async for _ in changes:
+                try:
+                    record = BookieRecord.from_json((await store.read(key)).value)
+                except NoSuchKeyError:
+                    return None
+                if record.order == mode:
+                    return True
+    except TimeoutError:
+        pass
+    return False
 
 
 def _is_count(value: object) -> bool:
