@@ -7,7 +7,9 @@ from typing import Any
 
 from client_aio.admin.repair import RepairedFragment, RepairReport
 from client_aio.admin.replicas import Replica
+from client_aio.autorecovery.drain import DrainPlan, DrainProgress
 from client_aio.autorecovery.survey import AutoRecoveryState, ClusterSurvey
+from client_aio.core.audit import Ties
 from client_aio.log.gaps import LogGap
 from client_aio.log.takeover import LogMetadata
 from metadata.errors import InvalidArgumentError
@@ -330,6 +332,8 @@ def survey_text(found: ClusterSurvey) -> str:
     lines.append("")
     for one in found.bookies:
         facts = [f"{one.ledgers:,} ledgers"]
+        if one.order is not None:
+            facts.insert(0, f"ordered to be {one.order}")
         if one.disk_free_bytes is not None:
             facts.append(f"{one.disk_free_bytes / 2**30:,.1f} GiB free")
         if one.ledgers_damaged:
@@ -365,3 +369,45 @@ def recovery_text(state: AutoRecoveryState) -> str:
         if worker.ledger_id is not None
     ]
     return "\n".join(lines)
+
+
+def document_of_plan(plan: DrainPlan) -> dict[str, Any]:
+    """Return what `bookie decommission --dry-run -o json` prints."""
+    return {
+        "bookie_id": plan.bookie_id,
+        "successor": plan.successor or None,
+        "running": plan.is_running,
+        "ledgers": len(plan.ties),
+        "to_copy": plan.count(Ties.COPIES),
+        "open": plan.count(Ties.WRITER),
+        "in_recovery": plan.count(Ties.RECOVERY),
+        "with_entries_found_nowhere": plan.count(Ties.ABSENT),
+        "stuck": plan.stuck,
+    }
+
+
+def text_of_plan(plan: DrainPlan) -> str:
+    """Return the text of `bookie decommission --dry-run`."""
+    state = "runs" if plan.is_running else "is down"
+    lines = [
+        f"bookie {plan.bookie_id} {state}, and {len(plan.ties):,} ledgers name it: "
+        f"{plan.count(Ties.COPIES):,} to copy, {plan.count(Ties.WRITER):,} open, "
+        f"{plan.count(Ties.RECOVERY):,} in recovery"
+    ]
+    if plan.count(Ties.ABSENT):
+        lines.append(f"{plan.count(Ties.ABSENT):,} have entries that only it may hold: repair them first")
+    if plan.stuck:
+        named = ", ".join(map(str, plan.stuck[:20])) + (", …" if len(plan.stuck) > 20 else "")
+        lines.append(f"{len(plan.stuck):,} have no other bookie to move to: {named}. Start another bookie")
+    else:
+        lines.append("nothing stands against it" if not plan.count(Ties.ABSENT) else "")
+    return "\n".join(line for line in lines if line)
+
+
+def progress_of_drain(now: DrainProgress) -> str:
+    """Return the figures beside the bar of `bookie decommission`."""
+    if now.is_paused:
+        return f"{now.ledgers_left:,} ledgers left; auto recovery is paused"
+    estimate = "" if now.estimate_s is None else f", about {now.estimate_s:,.0f} s"
+    waiting = f", {now.writers_left:,} open" if now.writers_left else ""
+    return f"{now.ledgers_left:,} ledgers left{waiting}{estimate}"
