@@ -9,6 +9,8 @@ from bookie_aio.structured_logging import escape
 from client_aio.admin.repair import RepairedFragment, RepairReport
 from client_aio.admin.replicas import Replica
 from client_aio.autorecovery.survey import AutoRecoveryState, ClusterSurvey
+from client_aio.autorecovery.verification import Totals, VerifiedLedger
+from client_aio.core.repair_plan import EntryRun
 from client_aio.log.gaps import LogGap
 from client_aio.log.takeover import LogMetadata
 from metadata.errors import InvalidArgumentError
@@ -152,16 +154,8 @@ def text_of_repair(report: RepairReport, *, is_unbounded: bool = False) -> str:
 
 
 def _text_of_lost(fragment: RepairedFragment) -> str:
-    runs = [
-        f"{run.first:,}"
-        if run.first == run.last
-        else f"{run.first:,}–{run.last:,}" + (f" (each {run.step}th)" if run.step > 1 else "")
-        for run in fragment.lost[:_RUNS_SHOWN]
-    ]
-    if len(fragment.lost) > _RUNS_SHOWN:
-        runs.append(f"{len(fragment.lost) - _RUNS_SHOWN:,} runs more")
     count = sum(run.entries for run in fragment.lost)
-    text = f"{count:,} entries can be had from no bookie: {', '.join(runs)}"
+    text = f"{count:,} entries can be had from no bookie: {_text_of_runs(fragment.lost)}"
     if fragment.unanswered:
         text += (
             f"; {', '.join(fragment.unanswered)} did not answer: when they do, run `bookie-aio ledger repair "
@@ -171,6 +165,57 @@ def _text_of_lost(fragment: RepairedFragment) -> str:
 
 
 _RUNS_SHOWN = 5
+
+
+def verification_text(bad: Sequence[VerifiedLedger], totals: Totals) -> str:
+    """Return the text of `ledger verify`: the ledgers of which copies are bad, and the sums.
+
+    ledger 7: degraded, 2 of 3 copies of some entries are good
+      b3, entries 0–999: 12 of 1,000 missing, 1 damaged (17, 40–51)
+    """
+    lines = []
+    for ledger in bad:
+        if ledger.error:
+            lines.append(f"ledger {ledger.ledger_id}: {ledger.condition.label}, {escape(ledger.error)}")
+            continue
+        lines.append(
+            f"ledger {ledger.ledger_id}: {ledger.condition.label}, {ledger.good_copies} of "
+            f"{ledger.write_quorum} copies of some entries are good"
+        )
+        for one in ledger.bad:
+            where = f"  {one.bookie_id}, {entries_text(one.first_entry, one.last_entry)}:"
+            if one.error:
+                lines.append(f"{where} {one.owed - one.intact:,} were not read: {escape(one.error)}")
+                continue
+            damaged = f", {one.damaged:,} damaged" if one.damaged else ""
+            lines.append(
+                f"{where} {one.missing:,} of {one.owed:,} missing{damaged} ({_text_of_runs(one.bad.runs())})"
+            )
+    counts = ", ".join(f"{count:,} {label}" for label, count in totals.by_condition.items())
+    lines.append(f"{totals.condition.label}: {totals.ledgers:,} ledgers" + (f" ({counts})" if bad else ""))
+    lines.append(
+        f"  copies of entries: {totals.intact:,} intact, {totals.missing:,} missing or not read, "
+        f"{totals.damaged:,} damaged"
+    )
+    if totals.ends_left_out:
+        lines.append(f"  the last fragment of {totals.ends_left_out:,} ledgers that are not closed: not read")
+    if totals.codes_unchecked:
+        lines.append(
+            f"  {totals.codes_unchecked:,} ledgers have a password that was not given: only checksums checked"
+        )
+    return "\n".join(lines)
+
+
+def _text_of_runs(runs: Sequence[EntryRun]) -> str:
+    shown = [
+        f"{run.first:,}"
+        if run.first == run.last
+        else f"{run.first:,}–{run.last:,}" + (f" (each {run.step}th)" if run.step > 1 else "")
+        for run in runs[:_RUNS_SHOWN]
+    ]
+    if len(runs) > _RUNS_SHOWN:
+        shown.append(f"{len(runs) - _RUNS_SHOWN:,} runs more")
+    return ", ".join(shown)
 
 
 def _draw_fragments(metadata: LedgerMetadata) -> list[str]:

@@ -26,6 +26,7 @@ import heapq
 import itertools
 import sys
 from bisect import bisect_right
+from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from client_aio.core.quorum import write_set
@@ -33,6 +34,7 @@ from client_aio.core.quorum import write_set
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
+    from client_aio.core.repair_plan import Part
     from metadata.model.ledger import Fragment, LedgerMetadata
 
 Ensemble = tuple[str, ...]
@@ -408,6 +410,36 @@ def copies_by_replicas(layout: Layout, replicas: Iterable[ReplicaState]) -> int:
         bad = {one.bookie_id for one in seats if one.is_silent or not one.is_whole}
         fewest = min(fewest, good_copies([one.bookie_id for one in seats], layout.write_quorum, bad))
     return fewest
+
+
+def fewest_copies(
+    part: Part, write_quorum: int, unread: Collection[str], bad: Mapping[str, Iterable[int]]
+) -> int:
+    """Return the good copies of the scarcest entry of a fragment, or of a part of one, that was verified.
+
+    Args:
+        part: its entries and its bookies. If it has no entries, its copies count as complete.
+        write_quorum: Qw.
+        unread: the bookies of which no copy counts.
+        bad: by bookie, the entries of which its copy is missing or damaged.
+    """
+    size = len(part.bookies)
+    counts = Counter(entry for name, ids in bad.items() if name not in unread for entry in ids)
+
+    def good(entry_id: int) -> int:
+        seats = write_set(entry_id % size, size, write_quorum)
+        return sum(part.bookies[seat] not in unread for seat in seats) - counts[entry_id]
+
+    # Every write set is that of one of the first E entries.
+    first_ones = range(part.first_entry, min(part.last_entry, part.first_entry + size - 1) + 1)
+    return min(map(good, itertools.chain(first_ones, counts)), default=write_quorum)
+
+
+def condition_of(copies: int, write_quorum: int) -> Condition:
+    """Return the condition of a ledger whose scarcest entry has so many good copies."""
+    if copies >= write_quorum:
+        return Condition.HEALTHY
+    return Condition.AT_RISK if copies <= 1 else Condition.DEGRADED
 
 
 def retry_after_s(attempts: int, first_s: float, longest_s: float) -> float:
