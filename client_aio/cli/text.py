@@ -1,7 +1,7 @@
 """The text forms of ledgers, of logs, and of a whole cluster's state. Pure."""
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -409,4 +409,38 @@ def recovery_text(state: AutoRecoveryState) -> str:
         for worker in state.workers
         if worker.ledger_id is not None
     ]
+    return "\n".join(lines)
+
+
+def cluster_repair_text(rows: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) -> str:
+    """Return the text of `cluster repair`: a line for each ledger, and the sums.
+
+    ledger 7, 1 good copies: b3 replaced: repaired
+    """
+    lines = []
+    for row in rows:
+        ways = [f"{name} replaced" for name in row["replaced"]]
+        ways += [f"{name} in its place" for name in row["in_place"]]
+        line = f"ledger {row['ledger_id']}, {row['good_copies']} good copies: {', '.join(ways)}"
+        if "is_done" in row:
+            line += ": repaired" if row["is_done"] else f": not repaired: {escape(row['error'])}"
+        lines.append(line)
+    if summary["dry_run"]:
+        lines.append(f"{summary['ledgers_lacking']:,} ledgers would be repaired, nothing was changed")
+    else:
+        lines.append(
+            f"{summary['repaired']:,} ledgers repaired, {summary['failed']:,} not; "
+            f"{summary['bytes_read']:,} bytes read"
+        )
+    if summary["lost"]:
+        lines.append(f"lost bookies: {', '.join(summary['lost'])}")
+    for name, count in summary["unknown"].items():
+        lines.append(f"bookie {name} does not answer: {count:,} ledgers may lack copies there")
+    if summary["left_to_writers"]:
+        lines.append(
+            f"{summary['left_to_writers']:,} ledgers that are not closed name a bookie that is down in their "
+            "last fragment: their writers replace it, or `ledger recover` closes them"
+        )
+    if summary["unreadable"]:
+        lines.append(f"the metadata of {summary['unreadable']:,} ledgers do not parse")
     return "\n".join(lines)

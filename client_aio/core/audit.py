@@ -121,10 +121,6 @@ class LedgerIndex:
         """Return all ledgers, ascending."""
         return sorted(self._layout_of)
 
-    def layout(self, ledger_id: int) -> Layout | None:
-        """Return the layout of a ledger; None for a ledger that is not in the index."""
-        return self._layout_of.get(ledger_id)
-
     def note(self, ledger_id: int, layout: Layout) -> bool:
         """Enter a ledger as it was read last; return whether anything has changed."""
         known = self._layout_of.get(ledger_id)
@@ -400,15 +396,15 @@ def marks_stay(metadata: LedgerMetadata) -> Collection[str]:
     return {name for fragment in metadata.fragments for name in fragment.bookies}
 
 
-def copies_by_replicas(layout: Layout, replicas: Iterable[ReplicaState]) -> int:
+def copies_by_replicas(write_quorum: int, replicas: Iterable[ReplicaState]) -> int:
     """Return the good copies of the scarcest entry, by what the bookies listed. A silent one has none."""
     by_fragment: dict[int, list[ReplicaState]] = {}
     for replica in replicas:
         by_fragment.setdefault(replica.first_entry, []).append(replica)
-    fewest = layout.write_quorum
+    fewest = write_quorum
     for seats in by_fragment.values():
         bad = {one.bookie_id for one in seats if one.is_silent or not one.is_whole}
-        fewest = min(fewest, good_copies([one.bookie_id for one in seats], layout.write_quorum, bad))
+        fewest = min(fewest, good_copies([one.bookie_id for one in seats], write_quorum, bad))
     return fewest
 
 
