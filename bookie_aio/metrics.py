@@ -197,6 +197,10 @@ METRICS: tuple[Metric, ...] = (
         "bookie_aio_writable", "", "1 where ordinary adds are taken, 0 where it is read-only.",
         lambda of: int(of.info["is_writable"]),
     ),
+    gauge(
+        "bookie_aio_ordered", "", "1 where an operator has ordered the bookie to take no entries.",
+        lambda of: int(of.info["order"] is not None),
+    ),
     # --- adds and reads
     histogram(
         "bookie_aio_add_seconds", "seconds",

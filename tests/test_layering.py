@@ -21,6 +21,7 @@ ROOT = Path(__file__).parent.parent
 OURS = ("metadata", "bookie_aio", "client_aio", "benchmarks", "tests", "examples")
 
 METADATA_BASE = (
+    "metadata.awake",
     "metadata.errors",
     "metadata.ids",
     "metadata.metrics",

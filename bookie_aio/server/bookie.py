@@ -30,6 +30,8 @@ from bookie_aio.server.healing import Healing
 from bookie_aio.server.ledger_gc import LedgerGarbageCollector
 from bookie_aio.server.registration import (
     BookieRegistration,
+    StandingOrder,
+    decommissioned,
     establish_identity,
     fault_of_registration,
 )
@@ -37,7 +39,7 @@ from bookie_aio.storage.data_directory import owner_of
 from bookie_aio.storage.engine import Engine, StorageConfig
 from bookie_aio.structured_logging import RepeatedWarnings, fields
 from bookie_aio.wire.messages import VERSION_MAX, HelloAnswer
-from metadata.access.bookies import BookieRecord, join_address, split_address
+from metadata.access.bookies import REMOVED, BookieRecord, join_address, split_address
 from metadata.access.ledgers import LedgerStore
 from metadata.errors import StorageError
 
@@ -243,6 +245,7 @@ class Bookie:
         self._listen_on = listen or self._listen_paced
         self._server: Server | None = None
         self._registration: BookieRegistration | None = None
+        self._order: StandingOrder | None = None
         self._is_ending = False
         self._deregistering: asyncio.Task[None] | None = None
         self.bookie_id = config.bookie_id
@@ -314,6 +317,11 @@ class Bookie:
 
     async def _open(self, disk: Disk, store: MetadataStore, rng: random.Random) -> None:
         config, self._store = self._config, store
+        # Before the bookie listens: it takes no add that an order of before its start forbids.
+        self._order = StandingOrder(store, config.bookie_id, self._on_ordered)
+        await self._order.start()
+        if self._order.mode == REMOVED:
+            raise decommissioned(config.bookie_id)
         # The nonce is the token of the age: a restart knows the registration of the process before it.
         age = BookieAge(config, store, disk, rng, token=self.nonce)
         self._engine = await Engine.open(
@@ -361,6 +369,7 @@ class Bookie:
             given_ids=self._given_ids,
             not_free_below=lambda: age.not_free_below,
             lift_mark=self._healing.lift,
+            order=self._order,
             warnings=self._warnings,
             metrics=self._metrics,
         )
@@ -394,6 +403,7 @@ class Bookie:
 
     async def _register(self, store: MetadataStore) -> None:
         assert self._engine is not None
+        assert self._order is not None
         config = self._config
         self._registration = await BookieRegistration.make(
             store,
@@ -401,14 +411,15 @@ class Bookie:
                 bookie_id=config.bookie_id,
                 addresses=self.addresses,
                 nonce=self.nonce,
-                is_writable=self._engine.is_writable,
+                is_writable=self.is_writable,
+                order=self._order.mode,
                 rack=config.rack,
                 weight=config.weight,
                 properties=dict(config.properties),
             ),
         )
-        # The engine may have become read-only, or writable, while the registration was under way.
-        self._registration.set_writable(self._engine.is_writable)
+        # The bookie may have become read-only, or writable, while the registration was under way.
+        self._announce()
         assert self._age is not None
         self._age.start(self._on_failed)
 
@@ -420,13 +431,31 @@ class Bookie:
 
     def _on_writable(self, is_writable: bool) -> None:
         if self._engine is not None and self._engine.marking.is_unbounded:
-            text, is_writable = "bookie is read-only: it lost data, and perhaps fences of any ledger", False
+            text = "bookie is read-only: it lost data, and perhaps fences of any ledger"
             self._bound_marks()
         else:
             text = "bookie is writable again" if is_writable else "bookie is read-only: no space left"
         log.warning(text, extra=fields(bookie=self.bookie_id))
-        if self._registration is not None:
-            self._registration.set_writable(is_writable)
+        self._announce()
+
+    def _on_ordered(self) -> None:
+        """Obey another order of an operator: the handlers look at it by themselves."""
+        assert self._order is not None
+        self._announce()
+        if self._order.mode == REMOVED:
+            log.warning("bookie stops: it is decommissioned", extra=fields(bookie=self.bookie_id))
+            self._stop_serving(decommissioned(self.bookie_id))
+
+    @property
+    def is_writable(self) -> bool:
+        """Return whether the bookie takes ordinary adds: the storage can, and no order forbids it."""
+        assert self._engine is not None
+        assert self._order is not None
+        return self._engine.is_writable and not self._order.mode
+
+    def _announce(self) -> None:
+        if self._registration is not None and self._order is not None:
+            self._registration.announce(is_writable=self.is_writable, order=self._order.mode)
 
     def _bound_marks(self) -> None:
         """Bound the marks of all ledgers, where that is still to be done, and take new ledgers again."""
@@ -439,6 +468,9 @@ class Bookie:
 
     def _on_failed(self, error: StorageError) -> None:
         log.critical("bookie stops: its storage failed", extra=fields(bookie=self.bookie_id, error=error))
+        self._stop_serving(error)
+
+    def _stop_serving(self, error: StorageError) -> None:
         if self._server is not None:
             self._server.close()
         if self._dispatcher is not None:
@@ -466,6 +498,7 @@ class Bookie:
         assert self._age is not None
         assert self._given_ids is not None
         assert self._healing is not None
+        assert self._order is not None
         return {
             "bookie_id": self.bookie_id,
             "instance_id": self._cookie.instance_id,
@@ -474,7 +507,8 @@ class Bookie:
             "address": self.address,
             "advertised": self.addresses,
             "uptime_s": round(self._loop.time() - self._started_at, 3),
-            "is_writable": self._engine.is_writable,
+            "is_writable": self.is_writable,
+            "order": self._order.mode or None,
             "connections": len(self._connections),
             "connections_max": self._config.limits.connections_max,
             "connections_waiting": self._backpressure.waiting,
@@ -513,6 +547,8 @@ class Bookie:
         if engine is None or self._store is None or self._registration is None:
             return ["the bookie is starting"]
         reasons = []
+        if self._order is not None and self._order.mode:
+            reasons.append(f"an operator has ordered the bookie to take no entries: it is {self._order.mode}")
         if not engine.is_writable:
             why = "it lost data, and perhaps fences of any ledger" if engine.has_room else "no space left"
             reasons.append(f"the bookie is read-only: {why}")
@@ -550,6 +586,8 @@ class Bookie:
             await self._age.close()
         if self._given_ids is not None:
             await self._given_ids.close()
+        if self._order is not None:
+            await self._order.close()
         await self._deregister()
         await self._close_connections()
         if self._engine is not None:
