@@ -204,7 +204,7 @@ METRICS: tuple[Metric, ...] = (
     # --- adds and reads
     histogram(
         "bookie_aio_add_seconds", "seconds",
-        "Time of an entry from its arrival to its group's return from the disk. Deferred adds are left out.",
+        "Time of an entry from its arrival to its group's return from the disk.",
         lambda of: of.requests.add,
     ),
     histogram(

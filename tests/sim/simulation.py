@@ -34,7 +34,7 @@ from bookie_aio.storage.segment.allocator import SpaceLimits
 from client_aio import Client, ClientConfig, connect
 from metadata.errors import BookKeeperError, CookieMismatchError, DiskFailedError, MetadataError
 from metadata.ids import cookie_key
-from tests.sim.checkers.after_healing import check_after_healing
+from tests.sim.checkers.after_healing import check_after_healing, check_metrics
 from tests.sim.checkers.invariants import History, timeline
 from tests.sim.cluster.disk import SimDisk
 from tests.sim.cluster.hardware import Hardware
@@ -194,6 +194,7 @@ class Simulation:
             await self._power_cut_everywhere()
         self.is_healed = True
         self.history.note("phase", "chaos is over")
+        check_metrics(self)
         for actor in plan.actors:
             self.stop_client(actor.name)
         self._heal()

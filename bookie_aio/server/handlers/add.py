@@ -132,7 +132,7 @@ class AddHandler:
             self._fence.raise_term(peer, ledger_id, request.term)
         size = len(body)
         if request.flags == _DEFERRED:
-            done = partial(self._deferred_added, peer, block.count, size)
+            done = partial(self._deferred_added, peer, block.count, size, peer.arrived_at)
         else:
             done = partial(self._added, peer, request_id, block.count, size, peer.arrived_at)
         engine.append_block(block, done, from_reserve=is_recovery)
@@ -171,23 +171,27 @@ class AddHandler:
         # Rule 3: the answer names the one request whose copy is durable, never "everything up to".
         peer.release(size)
         if error is None:
-            metrics = self._metrics
-            metrics.entries_added += count
-            metrics.bytes_added += size
-            # The time of the group stands for that of its adds: a call to the clock for each costs more.
-            latency, taken_s = metrics.add, self._storage_metrics.durable_at - arrived_at
-            latency.counts[bisect_left(latency.bounds, taken_s)] += count
-            latency.total += taken_s * count
+            self._count(count, size, arrived_at)
             peer.added()
             peer.send(ADDED.pack(request_id))
         else:
             self._responder.answer_storage_error(peer, Op.ADD, request_id, error)
 
-    def _deferred_added(self, peer: Peer, count: int, size: int, error: StorageError | None) -> None:
+    def _count(self, count: int, size: int, arrived_at: float) -> None:
+        metrics = self._metrics
+        metrics.entries_added += count
+        metrics.bytes_added += size
+        # The time of the group stands for that of its adds: a call to the clock for each costs more.
+        latency, taken_s = metrics.add, self._storage_metrics.durable_at - arrived_at
+        latency.counts[bisect_left(latency.bounds, taken_s)] += count
+        latency.total += taken_s * count
+
+    def _deferred_added(
+        self, peer: Peer, count: int, size: int, arrived_at: float, error: StorageError | None
+    ) -> None:
         peer.release(size)
         if error is None:
-            self._metrics.entries_added += count
-            self._metrics.bytes_added += size
+            self._count(count, size, arrived_at)
             peer.added()
         else:
             # The add was answered as received. A later FORCE over this connection would promise that it is

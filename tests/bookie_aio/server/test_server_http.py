@@ -19,7 +19,7 @@ from bookie_aio.server.http import CONNECTIONS_MAX, HttpServer
 from bookie_aio.storage.engine import StorageConfig
 from bookie_aio.storage.segment.allocator import SpaceLimits
 from bookie_aio.wire.messages import NO_TERM, Read, Status
-from metadata.access.bookies import split_address
+from metadata.access.bookies import READ_ONLY, Order, await_obedience, change_order, split_address
 from metadata.errors import DiskFailedError, MetadataUnavailableError, NoSuchLedgerError
 from metadata.ids import available_key
 from metadata.metrics import Histogram, Kind
@@ -208,6 +208,13 @@ async def test_readiness_names_what_is_wrong(endpoint: HttpServer, bookies: Book
         pass
 
     other = bookies.store()
+    await change_order(other, "b1", lambda _: Order(READ_ONLY))
+    assert await await_obedience(other, "b1", READ_ONLY, WAIT_S)
+    assert (await get(endpoint, "/readyz")).json["reasons"] == [
+        "an operator has ordered the bookie to take no entries: it is read-only"
+    ]
+    await change_order(other, "b1", lambda _: None)
+    assert await await_obedience(other, "b1", "", WAIT_S)
     value = json.loads((await other.read(available_key("b1"))).value)
     version = (await other.read(available_key("b1"))).version
     changed = json.dumps(value | {"nonce": "another"}).encode()

@@ -2,6 +2,8 @@
 
 Owns the checks of a run's last phase, and the table of checkers that run in it. The history owns the checks
 that hold at every moment. A ledger that somebody has asked to delete is checked as well if it is there.
+
+- MetricsAddUp: all metrics of a bookie can be read, and count what the bookie did.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from bookie_aio.metrics import METRICS
 from metadata.errors import BookKeeperError, NoSuchLedgerError
 from tests.sim.checkers.replicas import Copies
 
@@ -29,6 +32,7 @@ CHECKER = "judge"
 async def check_after_healing(simulation: Simulation) -> None:
     """Recover, read and count, with a new client."""
     await simulation.spawn_client(CHECKER, _check)
+    check_metrics(simulation)
 
 
 async def _check(simulation: Simulation, client: Client) -> None:
@@ -41,6 +45,29 @@ async def _check(simulation: Simulation, client: Client) -> None:
     await _count_copies(simulation, client)
     for further in CHECKERS:
         await further(simulation, client)
+
+
+def check_metrics(simulation: Simulation) -> None:
+    """Check that the metrics of each bookie can be read, and agree with each other (MetricsAddUp).
+
+    Also called when chaos ends: the bookies are started again then, and count anew.
+    """
+    for name, bookie in sorted(simulation.bookies.items()):
+        if bookie.stopped.done():
+            continue
+        figures = bookie.figures()
+        for metric in METRICS:
+            metric.read(figures)
+        requests, storage = figures.requests, figures.storage
+        pairs = (
+            ("entries", requests.add.count, requests.entries_added),
+            ("groups", storage.commit.count, storage.groups),
+            ("groups answered", storage.acknowledge.count, storage.groups),
+        )
+        for what, counted, there in pairs:
+            simulation.history.require(
+                counted == there, "MetricsAddUp", f"{name} timed {counted} of {there} {what}".__str__
+            )
 
 
 async def _second(simulation: Simulation, client: Client) -> None:

@@ -227,4 +227,11 @@ MUTANTS = [
               "await self._witness.note_checkpoint(number)", "pass"),),
         tests=(_WITNESS, "-k", "older_checkpoint"),
     ),
+    Mutant(
+        310, "the time of a block counts for one entry",
+        (Edit(f"{_HANDLERS}.add:AddHandler._count",
+              "latency.counts[bisect_left(latency.bounds, taken_s)] += count",
+              "latency.counts[bisect_left(latency.bounds, taken_s)] += 1"),),
+        ("chaos", "split-brain"),
+    ),
 ]  # fmt: skip
