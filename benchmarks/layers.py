@@ -22,11 +22,13 @@ import struct
 import tempfile
 import time
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import uvloop
 
 from bookie_aio.config import Limits
+from bookie_aio.metrics import RequestMetrics
 from bookie_aio.server.backpressure import Backpressure
 from bookie_aio.server.connection import Connection
 from bookie_aio.server.dispatcher import Dispatcher, LedgerAuthoriser, PasswordLedgers
@@ -51,6 +53,7 @@ from client_aio.config import ClientConfig, WriteOptions
 from client_aio.context import ClientContext, ClientCounters
 from client_aio.core.digest import Digest
 from client_aio.ledger.writer import LedgerWriter
+from metadata.access.bookies import Orders
 from metadata.ids import LEDGER_ID_MAX
 from metadata.model.ledger import LedgerMetadata
 
@@ -173,8 +176,12 @@ class DurableAtOnce:
 async def client_us(shape: Shape, seconds: float) -> float:
     """Return the client's processor time for an add, in µs, futures and all."""
     config = ClientConfig()
+    directory = SimpleNamespace(
+        reports=None, orders=Orders(), tell_of_orders=lambda *_: None, tell_no_more=lambda _: None
+    )
+    pool = SimpleNamespace(directory=directory)
     context = ClientContext(
-        config=config, ledgers=cast("Any", None), pool=cast("Any", None), finder=cast("Any", None),
+        config=config, ledgers=cast("Any", None), pool=cast("Any", pool), finder=cast("Any", None),
         tokens=random.Random(1), now_ms=lambda: 0, counters=ClientCounters(time.perf_counter),
     )  # fmt: skip
     connections = {}
@@ -234,13 +241,14 @@ async def bookie_us(shape: Shape, seconds: float) -> float:
         limits = Limits(connection_bytes_pending_max=1 << 30, bytes_pending_max=1 << 30)
         passwords = PasswordLedgers(engine, cast("Any", None))
         warnings = RepeatedWarnings(logging.getLogger(), loop)
+        metrics = RequestMetrics(time.perf_counter)
         requests = Dispatcher(
             engine=engine, limits=limits, loop=loop,
             hello=HelloAnswer(VERSION_MAX, "b1", "", "", 1 << 20, 1 << 20),
             info=dict, authoriser=LedgerAuthoriser(engine, passwords), passwords=passwords,
             drop_if_deleted=cast("Any", None), lift_mark=cast("Any", None),
             given_ids=GivenIds(LEDGER_ID_MAX, cast("Any", None)), not_free_below=lambda: 0,
-            warnings=warnings,
+            warnings=warnings, order=cast("Any", SimpleNamespace(mode="")), metrics=metrics,
         )  # fmt: skip
         connection = Connection(
             loop,
@@ -249,6 +257,7 @@ async def bookie_us(shape: Shape, seconds: float) -> float:
             requests,
             set(),
             warnings,
+            metrics,
         )
         connection.connection_made(cast("asyncio.Transport", Silent()))
         feed(

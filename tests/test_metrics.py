@@ -166,9 +166,8 @@ def test_sources_are_told_apart_by_a_label_and_what_is_absent_is_left_out() -> N
 class Window:
     """What `AddTimes` asks of an add window."""
 
-    def __init__(self) -> None:
-        self.last_add_pushed = self.last_entry_reported = -1
-        self.length_confirmed = 0
+    last_add_pushed = -1
+    length_confirmed = 0
 
 
 def times_at(now: list[float]) -> tuple[AddTimes, Window, ClientCounters]:
@@ -187,42 +186,45 @@ def bound_of(seconds: float) -> float:
 
 
 def test_adds_are_timed_from_their_iteration_to_their_report_whatever_comes_between() -> None:
-    now = [100.0]
+    now = [100.003]
     times, window, counters = times_at(now)
-    times.begin()
-    window.last_add_pushed = 9  # ten entries
-    now[0] += 0.003  # adding them took a while
-    times.added()
-    now[0] += 0.1
-    times.begin()
-    window.last_add_pushed = 14
-    times.added()
-    now[0] += 0.2
-    window.last_entry_reported, window.length_confirmed = 4, 50
-    times.reported()
+    times.began = 100.0
+    times.added(9)  # ten entries
+    times.added(9)
+    times.began = 100.1
+    times.added(14)
+    now[0], window.length_confirmed = 100.303, 50
+    times.reported(4)
     assert counted(counters) == {bound_of(0.303): 5}
-    now[0] += 1.0
-    window.last_entry_reported, window.length_confirmed = 14, 150
-    times.reported()
-    assert counted(counters) == {bound_of(0.303): 5, bound_of(1.303): 5, bound_of(1.2): 5}
+    now[0], window.length_confirmed = 101.303, 150
+    times.reported(14)
+    assert counted(counters) == {bound_of(0.303): 5, bound_of(1.303): 5, bound_of(1.203): 5}
     assert counters.bytes_added == 150
-    times.reported()
+    times.reported(14)
     assert counters.add.count == 15
 
 
-def test_adds_that_join_a_block_get_the_middle_of_its_gathering() -> None:
+@given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 4)), max_size=1000))
+def test_every_add_is_timed_once_however_bursts_and_reports_lie(steps: list[tuple[int, int]]) -> None:
     now = [0.0]
-    times, window, counters = times_at(now)
-    times.begin()
-    window.last_add_pushed = 0
-    since = times.added()
-    now[0] = 0.001
-    window.last_add_pushed = 3
-    times.added(since=since)
-    now[0] = 0.011
-    window.last_entry_reported = 3
-    times.reported()
-    assert counted(counters) == {bound_of(0.011): 1, bound_of(0.0105): 3}
+    times, _, counters = times_at(now)
+    pushed = reported = -1
+    began: dict[int, float] = {}
+    expected = Histogram(FINE_SECONDS)
+    for added, acknowledged in steps:
+        now[0] += 0.01
+        times.began = now[0]
+        began |= dict.fromkeys(range(pushed + 1, pushed + added + 1), now[0])
+        pushed += added
+        times.added(pushed)
+        now[0] += 0.02
+        before, reported = reported, min(pushed, reported + acknowledged)
+        for entry in range(before + 1, reported + 1):
+            expected.add(now[0] - began[entry])
+        if reported > before:
+            times.reported(reported)
+    assert counters.add.counts == expected.counts
+    assert counters.add.total == pytest.approx(expected.total)
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
+from bisect import bisect_left
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -72,6 +72,8 @@ logger = logging.getLogger(__name__)
 
 Token = TypeVar("Token")
 
+_BURSTS_KEPT = 256
+"""So many bursts of adds that are reported stay in their list until it is cut."""
 _GATHERING_S = 0.001
 """How long few bytes wait at most for the group in flight. Beyond the loopback, a group takes longer."""
 
@@ -86,48 +88,49 @@ class AddTimes:
     All adds of an iteration share a time stamp, and so do those of one report. So measuring costs a call to
     the clock for each, and none for an add. Adds that join a block later, while it gathers, are given the
     middle of that time: the error is half a millisecond at most.
+
+    `began` is the time of the entries that `added` notes next. Small on purpose: with thousands of ledgers,
+    each is out of the processor's cache when its turn comes.
     """
+
+    __slots__ = ("_bursts", "_counters", "_length", "_noted", "_passed", "_reported", "_window", "began")
 
     def __init__(self, counters: ClientCounters, window: AddWindow[Any]) -> None:
         self._counters = counters
         self._window = window
-        self._bursts: deque[tuple[int, float]] = deque()  # the last entry, and when it was added
+        self._bursts: list[tuple[int, float]] = []  # the last entry, and when it was added
+        self._passed = 0  # so many of these are reported
         self._noted = self._reported = window.last_add_pushed
         self._length = window.length_confirmed
-        self._began = 0.0
+        self.began = 0.0
 
-    def begin(self) -> None:
-        """Note that the entries that come now are the first since `added`."""
-        self._began = self._counters.clock()
-
-    def added(self, *, since: float | None = None) -> float:
-        """Note the entries added since the last call; returns their time.
-
-        Args:
-            since: they were added between that time and now.
-        """
-        last = self._window.last_add_pushed
-        began = self._began
+    def added(self, last: int) -> None:
+        """Note the entries up to the last one that was added."""
         if last > self._noted:
-            if since is not None:
-                began = (since + self._counters.clock()) / 2
-            self._bursts.append((last, began))
+            self._bursts.append((last, self.began))
             self._noted = last
-        return began
 
-    def reported(self) -> None:
-        """Count the entries that the window has reported as acknowledged."""
-        counters, window, bursts = self._counters, self._window, self._bursts
-        last = window.last_entry_reported
-        now = counters.clock()
-        while bursts and self._reported < last:
-            end, began = bursts[0]
+    def reported(self, last: int) -> None:
+        """Count the entries up to the last one that the window has reported as acknowledged."""
+        counters, bursts, reported, passed = self._counters, self._bursts, self._reported, self._passed
+        histogram, now = counters.add, counters.clock()
+        while reported < last and passed < len(bursts):
+            end, began = bursts[passed]
             if end <= last:
-                bursts.popleft()
-            counters.add.add(now - began, min(end, last) - self._reported)
-            self._reported = min(end, last)
-        counters.bytes_added += window.length_confirmed - self._length
-        self._length = window.length_confirmed
+                passed += 1
+            else:
+                end = last
+            taken_s, count = now - began, end - reported
+            histogram.counts[bisect_left(histogram.bounds, taken_s)] += count
+            histogram.total += taken_s * count
+            reported = end
+        if passed == len(bursts) or passed > _BURSTS_KEPT:
+            del bursts[:passed]
+            passed = 0
+        self._reported, self._passed = reported, passed
+        length = self._window.length_confirmed
+        counters.bytes_added += length - self._length
+        self._length = length
 
 
 @dataclass(slots=True)
@@ -154,6 +157,7 @@ class Replicator(Generic[Token]):
         on_reseated: called when new occupants of seats, or the same bookies again, have been sent the batches
             that they owe.
         times: measures the adds.
+        clock: the time in seconds, for that.
     """
 
     def __init__(
@@ -169,10 +173,11 @@ class Replicator(Generic[Token]):
         on_fenced: Callable[[BookKeeperError], None],
         on_reseated: Callable[[], None],
         times: AddTimes,
+        clock: Callable[[], float],
     ) -> None:
         self.window = window
+        self._clock = clock
         self.times = times
-        self._gathering_since = 0.0
         self._config = config
         self._lag_bytes_max = config.lag_bytes_max
         self._add = Add(window.ledger_id, term, int(flags))
@@ -385,29 +390,29 @@ class Replicator(Generic[Token]):
         """
         if not self.flush_is_due:
             self.flush_is_due = True
-            self.times.begin()
+            self.times.began = self._clock()
             self._loop.call_soon(self._flush_or_gather)
 
     def _flush_or_gather(self) -> None:
         if not self.flush_is_due or self._gathering is not None:
             return  # Another call has flushed in between.
         if self.window.should_gather:
-            self._gathering_since = self.times.added()
+            self.times.added(self.window.last_add_pushed)
             self._gathering = self._loop.call_later(_GATHERING_S, self.flush)
         else:
             self.flush()
 
     def flush(self) -> None:
         """Send the added entries now."""
+        times = self.times
         if not self.flush_is_due:
-            self.times.begin()
+            times.began = self._clock()
         self.flush_is_due = False
         if self._gathering is not None:
             self._gathering.cancel()
             self._gathering = None
-            self.times.added(since=self._gathering_since)
-        else:
-            self.times.added()
+            times.began = (times.began + self._clock()) / 2
+        times.added(self.window.last_add_pushed)
         self._transmit(self.window.flush())
 
     def _transmit(self, sends: list[Send]) -> None:
@@ -548,6 +553,7 @@ class Replication(Generic[Token]):
             on_fenced=lambda error: self.changes.fenced(error),
             on_reseated=owner._on_reseated,
             times=AddTimes(context.counters, self.window),
+            clock=context.counters.clock,
         )
         machine = EnsembleChangeMachine.of(self.window, metadata, context.config.ensemble_changes_max)
         self.changes: EnsembleChangeTask[Token] = EnsembleChangeTask(context, machine, self.replicator, owner)

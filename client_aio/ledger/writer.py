@@ -624,9 +624,9 @@ class LedgerWriter(ClosesOnExit):
     def _on_reported(self, groups: list[AddGroup[Token]]) -> None:
         for group in groups:
             self._complete(group)
-        if groups:
-            self._replicator.times.reported()
         window = self._window
+        if groups:
+            self._replicator.times.reported(window.last_entry_reported)
         self._forces.moved()
         self._waiters.reached(self._intake.last_settled)
         if not self._room.is_set() and window.bytes_held <= self._config.max_in_flight_bytes:
