@@ -8,8 +8,8 @@ Three bookies run with `--http`; E = Qw = 3 and Qa = 2; this process writes, and
   order alternates. The result is the median of the ratios within the pairs, with the least and the greatest.
 - *processor*: the processor time of a bookie for one scrape, while nothing else happens. It is exact where
   the machine is too noisy for the ratios.
-- *agreement*: p50 and p99 of an add as this process measures them, entry by entry, beside those of the
-  client's histogram and of the bookies', in rounds. An add is measured from its call to the done callback of
+- *agreement*: p50 and p99 of an add as this process measures them, entry by entry, in rounds. Beside them
+  stand those of the client's histogram and of the bookies'. An add is measured from its call to the done callback of
   its future. A percentile of a histogram is interpolated within its bucket, as Prometheus does.
 """
 

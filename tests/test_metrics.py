@@ -164,7 +164,7 @@ def test_sources_are_told_apart_by_a_label_and_what_is_absent_is_left_out() -> N
 
 
 class Window:
-    """What `AddTimes` asks of an add window."""
+    """The part of an add window that `AddTimes` looks at."""
 
     last_add_pushed = -1
     length_confirmed = 0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import socket
+import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -126,6 +128,26 @@ def test_a_taken_port_is_one_sentence_and_leaves_no_bookie_behind(tmp_path: Path
     same = ("--http", port, "--listen", f"127.0.0.1:{port}")
     cli.run("bookie", "serve", "--id", "ghost", "--dir", str(tmp_path / "data"), *same, code=1)
     assert [row["bookie_id"] for row in cli.rows("bookie", "list")] == ["other"]
+    assert not (tmp_path / "data").exists()
+
+
+def test_without_aiohttp_the_command_says_what_to_install(tmp_path: Path) -> None:
+    program = "import sys; sys.modules['aiohttp'] = None; from client_aio.cli.main import main; main()"
+    arguments = (
+        "bookie",
+        "serve",
+        "--dir",
+        str(tmp_path / "data"),
+        "--http",
+        "0",
+        "--metadata",
+        "sqlite:///x",
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert done.stderr == "bookie-aio: --http needs aiohttp: pip install 'bookie-aio[http]'\n"
     assert not (tmp_path / "data").exists()
 
 

@@ -1,4 +1,4 @@
-"""What a client does is what its metrics count, on real bookies."""
+"""The metrics of a client count its work, on real bookies."""
 
 from __future__ import annotations
 
