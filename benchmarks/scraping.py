@@ -9,8 +9,8 @@ Three bookies run with `--http`; E = Qw = 3 and Qa = 2; this process writes, and
 - *processor*: the processor time of a bookie for one scrape, while nothing else happens. It is exact where
   the machine is too noisy for the ratios.
 - *agreement*: p50 and p99 of an add as this process measures them, entry by entry, in rounds. Beside them
-  stand those of the client's histogram and of the bookies'. An add is measured from its call to the done callback of
-  its future. A percentile of a histogram is interpolated within its bucket, as Prometheus does.
+  stand those of the client's histogram and of the bookies'. An add is measured from its call to the done
+  callback of its future. A percentile of a histogram is interpolated within its bucket, as Prometheus does.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ Bounds. A stranger must not take the bookie's time, memory or descriptors by HTT
 - 50 connections are accepted in a second, and each carries one request. The answer closes it.
 - A connection ends 5 s after its begin if its request has not come, and 15 s after its begin in any case.
 - 8 KiB for a line of a request, 64 header fields. A body is never read.
+- The log has one line for each reason and minute, and none for a malformed request.
 - Documents are made again only when they are some time old, and callers at the same time share one making.
   So the work does not grow with the requests. It counts as work of the slow lane, whose other requests wait
   for it.
@@ -36,6 +37,7 @@ from aiohttp import web
 
 from bookie_aio.metrics import METRICS, HttpMetrics
 from bookie_aio.server.bookie import listening_sockets
+from bookie_aio.structured_logging import RepeatedWarnings
 from metadata.access.bookies import join_address
 from metadata.errors import BookKeeperError, OperationTimeoutError
 from metadata.metrics import CONTENT_TYPE, families, of_process, render
@@ -50,8 +52,9 @@ if TYPE_CHECKING:
     from bookie_aio.server.bookie import Bookie
 
 log = logging.getLogger(__name__)
-_no_access_log = logging.getLogger(f"{__name__}.access")
-_no_access_log.disabled = True
+_silent = logging.getLogger(f"{__name__}.aiohttp")
+"""Of aiohttp, which logs each request, and a traceback for each request that is malformed."""
+_silent.disabled = True
 
 CONNECTIONS_MAX = 32
 _ACCEPTED_PER_S = 50
@@ -120,13 +123,13 @@ class _Connection(web.RequestHandler):
         super().__init__(
             manager,
             loop=asyncio.get_running_loop(),
-            access_log=_no_access_log,
+            access_log=_silent,
             keepalive_timeout=0.0,
             lingering_time=0.0,
             max_line_size=8 * 1024,
             max_field_size=8 * 1024,
             max_headers=64,
-            logger=log,
+            logger=_silent,
         )
         self._server = server
         self._timer: asyncio.TimerHandle | None = None
@@ -144,6 +147,17 @@ class _Connection(web.RequestHandler):
             self._timer.cancel()
         self._server.lost(self)
         super().connection_lost(exc)
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """Answer a malformed request with 400, and count it."""
+        self._server.metrics.count("other", status)
+        return super().handle_error(request, status, exc, message)
 
     def _arm(self, seconds: float) -> None:
         self._timer = asyncio.get_running_loop().call_later(seconds, self._late)
@@ -178,6 +192,7 @@ class HttpServer:
         self._more: Callable[[], Iterable[Family]] = tuple
         self._connections: dict[_Connection, None] = {}  # oldest first
         self._manager = web.Server(self._handle)
+        self._warnings = RepeatedWarnings(log, self._loop)
         self._lag_timer: asyncio.TimerHandle | None = None
         self._lag_due = 0.0
         self._kept = {
@@ -231,7 +246,7 @@ class HttpServer:
             try:
                 accepted, _ = await self._loop.sock_accept(listening)
             except OSError as error:
-                log.warning("no HTTP connection can be accepted: %s", error)
+                self._warnings.warning("no HTTP connection can be accepted", reason=str(error))
                 await asyncio.sleep(_ACCEPT_AGAIN_S)
                 continue
             if len(self._connections) >= CONNECTIONS_MAX:
@@ -261,7 +276,14 @@ class HttpServer:
         elif request.method not in ("GET", "HEAD"):
             answer = Answer.of({"error": f"{request.method} is not possible: only GET and HEAD are"}, 405)
         else:
-            answer = await kept.get()
+            try:
+                answer = await kept.get()
+            except Exception as error:
+                reason = type(error).__name__
+                self._warnings.log(
+                    logging.ERROR, "an HTTP request failed", exc_info=error, path=request.path, reason=reason
+                )
+                answer = Answer.of({"error": f"an internal error, {reason}: see the bookie's log"}, 500)
         self.metrics.count(request.path if kept is not None else "other", answer.status)
         headers = {"Content-Type": answer.content_type, "X-Content-Type-Options": "nosniff"}
         if answer.status == 405:
@@ -350,6 +372,7 @@ class HttpServer:
         for kept in self._kept.values():
             await kept.close()
         await self._manager.shutdown(_CLOSE_TIMEOUT_S)
+        self._warnings.close()
 
     async def __aenter__(self) -> HttpServer:
         return self

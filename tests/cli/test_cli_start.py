@@ -20,7 +20,15 @@ def loaded(program: str) -> set[str]:
         (
             "import client_aio.cli.bookie",
             {"bookie_aio.server.bookie"},
-            {"client_aio.client", "client_aio.ledger.writer", "rich", "sqlite3", "aiozk"},
+            {
+                "client_aio.client",
+                "client_aio.ledger.writer",
+                "rich",
+                "sqlite3",
+                "aiozk",
+                "aiohttp",
+                "prometheus_client",
+            },
         ),
         ("import client_aio.cli.ledger", {"client_aio"}, {"bookie_aio.server.bookie", "rich", "pyspark"}),
         (

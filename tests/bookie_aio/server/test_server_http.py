@@ -289,11 +289,33 @@ async def test_only_reading_is_possible_and_each_connection_carries_one_request(
     ],
     ids=["line", "header", "headers", "noise"],
 )
-async def test_requests_beyond_the_bounds_are_refused(endpoint: HttpServer, sent: bytes) -> None:
+async def test_requests_beyond_the_bounds_are_refused(
+    endpoint: HttpServer, sent: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
     answer = await exchange(endpoint, sent)
     assert answer.startswith(b"HTTP/1.") or not answer
     assert b" 200 " not in answer.partition(b"\r\n")[0]
     assert (await get(endpoint, "/healthz")).status == 200
+    assert endpoint.metrics.requests["other", "400"] == 1
+    assert not caplog.records  # a stranger does not fill the log
+
+
+async def test_a_bug_of_ours_is_an_answer_and_one_line_in_the_log(
+    endpoint: HttpServer, bookies: Bookies, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def broken() -> dict[str, Any]:
+        raise LookupError("a bug")
+
+    endpoint.show(await bookies.start(), broken)
+    endpoint._kept["/api/v1/cluster"]._kept_s = 0.0
+    caplog.clear()
+    for _ in range(3):
+        got = await get(endpoint, "/api/v1/cluster")
+        assert (got.status, got.json["error"]) == (
+            500,
+            "an internal error, LookupError: see the bookie's log",
+        )
+    assert [record.getMessage() for record in caplog.records] == ["an HTTP request failed"]
 
 
 async def test_a_body_is_not_read(endpoint: HttpServer) -> None:
