@@ -205,7 +205,7 @@ class ForkedProcess(subprocess.Popen[bytes]):
 
 
 class AwaitedProcess:
-    """What `Child` asks of an `asyncio.subprocess.Process`, for a child of the fork server."""
+    """A child of the fork server, with what `Child` uses of an `asyncio.subprocess.Process`."""
 
     def __init__(self, process: ForkedProcess, stdout: asyncio.StreamReader) -> None:
         self._process, self.stdout, self.pid = process, stdout, process.pid
