@@ -98,7 +98,7 @@ class BookieDirectory:
 
     async def close(self) -> None:
         """Stop following."""
-        self.reports.close()
+        self.reports.close(writes_counts=False)
         if self._task is not None:
             self._task.cancel()
             await self._task.wait()
