@@ -112,7 +112,7 @@ class BookieDirectory:
 
     async def close(self) -> None:
         """Stop following."""
-        self.reports.close()
+        self.reports.close(writes_counts=False)
         for task in self._tasks:
             task.cancel()
         for task in self._tasks:
