@@ -13,7 +13,7 @@ MUTANTS = [
     Mutant(
         1, "acknowledgement before the fsync",
         (Edit("bookie_aio.storage.journal:Journal._write",
-              "segment.file.write_and_sync(buffers, offset, claim)",
+              "segment.file.write_and_sync(buffers, offset, claim, at_once=at_once)",
               "self._loop.create_task(segment.file.write(buffers, offset))"),),
         _POWER,
     ),
