@@ -25,7 +25,6 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from bookie_aio import structured_logging
-from bookie_aio.structured_logging import escape
 from client_aio import PlacementPolicy, RackAware, WeightedRandom
 from client_aio.cli.exit_codes import Exit, describe, exit_code_of
 from client_aio.cli.output import Format, Output, silence_output
@@ -37,6 +36,7 @@ from client_aio.config import (
     tune_gc,
 )
 from metadata.errors import InvalidArgumentError
+from metadata.text import escape
 
 METADATA_VARIABLE = "BOOKIE_AIO_METADATA"
 

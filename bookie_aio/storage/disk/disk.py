@@ -5,6 +5,7 @@ system. The same engine runs on a simulated disk that implements the protocols. 
 bookie opens files, starts threads or calls the operating system.
 
 Threads: one thread writes and syncs the journal, so that a group costs one hop and never waits behind a read.
+A small group is written by the event loop's thread where the journal says so (`at_once`).
 A small pool does everything else: reads that would block, preallocation, index files. No thread touches the
 engine's state.
 

@@ -1,4 +1,4 @@
-"""Which thread writes a group: the event loop's for a small record that comes alone, while the disk is quick."""
+"""Which thread writes a group: the event loop's for a small record alone, while the disk is quick."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bookie_aio.storage.disk.disk import RealFile
 from bookie_aio.storage.journal import (
     AT_ONCE_BYTES_MAX,
     SHORT_SYNCS,
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from bookie_aio.storage.disk.disk import RealFile
     from bookie_aio.wire.blocks import Buffer
     from metadata.errors import StorageError
 

@@ -227,4 +227,9 @@ MUTANTS = [
               "await self._witness.note_checkpoint(number)", "pass"),),
         tests=(_WITNESS, "-k", "older_checkpoint"),
     ),
+    Mutant(
+        80, "a disk that has become slow goes on stopping the event loop",
+        (Edit("bookie_aio.storage.journal:SyncGuard.note", "self._left = self._pause", "pass"),),
+        tests=("tests/bookie_aio/storage/test_storage_journal.py", "-k", "becomes_slow"),
+    ),
 ]  # fmt: skip
