@@ -269,6 +269,7 @@ class Simulation:
             storage=StorageConfig(
                 segment_bytes=self.plan.segment_bytes,
                 group_bytes_max=self.plan.segment_bytes // 3,
+                short_sync_s=rng.choice((0.0, 1.0)),
                 compaction=CompactionConfig(pause_s=0.2),
                 space=SpaceLimits(reserve_bytes=self.plan.segment_bytes // 2, retry_s=0.5),
                 live_ledgers_max=2,
