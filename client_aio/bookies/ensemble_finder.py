@@ -149,6 +149,7 @@ class EnsembleFinder:
 
     async def _fill(self, vacancy: _Vacancy) -> Found:
         directory, seats = self._pool.directory, vacancy.seats
+        directory.refresh_soon()
         kept = {bookie_id for bookie_id in seats if bookie_id is not None}
         # The bookies that lost these seats may be back: they are chosen if there are too few others.
         lost = [bookie_id for bookie_id in vacancy.former if bookie_id not in kept]

@@ -336,6 +336,8 @@ def survey_text(found: ClusterSurvey) -> str:
             facts.insert(0, f"ordered to be {one.order}")
         if one.disk_free_bytes is not None:
             facts.append(f"{one.disk_free_bytes / 2**30:,.1f} GiB free")
+        if one.is_tight:
+            facts.append("disks nearly full")
         if one.ledgers_damaged:
             facts.append(f"data lost of {one.ledgers_damaged:,} ledgers")
         if one.gone_s is not None:

@@ -13,11 +13,13 @@ Where fewer bookies than seats can be reached, some seats are left to bookies th
 then sees these as seats that stay. `seats_to_leave` chooses them: each write set keeps Qa bookies that can
 be reached.
 
-`WeightedRandom` is the default policy. `RackAware` places ensembles so that the failure of one rack does not
-lose all copies of an entry. A rack is a label that a bookie announces (`bookie serve --rack`), for bookies
-that fail together: a rack, a room or a zone. Each write set, Qw neighbouring seats around the end of the
-ensemble, should span at least two racks. Bookies without a label count as one rack, since they may stand
-together.
+`WeightedRandom` is the default policy. It draws in proportion to weight and free space (`shares`). A bookie
+whose disks are nearly full comes last: it gets no new ledger before it is read-only, if there are others.
+
+`RackAware` places ensembles so that the failure of one rack does not lose all copies of an entry. A rack is a
+label that a bookie announces (`bookie serve --rack`), for bookies that fail together: a rack, a room or a
+zone. Each write set, Qw neighbouring seats around the end of the ensemble, should span at least two racks.
+Bookies without a label count as one rack, since they may stand together.
 
 The search of `RackAware` tries racks seat by seat, depth first, in the order of a random draw by weight. So
 the weights decide wherever the racks leave a choice. A first pass abandons a branch at the first write set on
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
 
     from metadata.access.bookies import BookieRecord
 
+FREE_SHARE_MIN = 0.05
+"""The least share of a bookie with little free space, compared with the bookie that has the most."""
 _STEPS_MAX = 10_000
 _STEPS_OF_SEATS_MAX = 1_000
 
@@ -116,16 +120,34 @@ class WeightedRandom:
         return Choice(back_in_own_seats(seating, drawn))
 
 
+def shares(candidates: Mapping[str, BookieRecord]) -> dict[str, float]:
+    """Return the weight of each candidate in a draw: its own weight, times its share of free space.
+
+    The bookie with the most free space has the share 1. The others' shares are in proportion, and at least
+    `FREE_SHARE_MIN`: a new, empty bookie does not get every new ledger. A bookie that announces no free space
+    has the share 1.
+    """
+    most = max((record.free_bytes or 0 for record in candidates.values()), default=0)
+    return {
+        bookie_id: record.weight
+        * (1.0 if record.free_bytes is None or not most else max(record.free_bytes / most, FREE_SHARE_MIN))
+        for bookie_id, record in candidates.items()
+    }
+
+
 def weighted_order(candidates: Mapping[str, BookieRecord], rng: random.Random) -> list[str]:
     """Return the candidates in a random order in which a heavier one tends to come earlier.
 
-    Any prefix of it is a draw by weight without replacement. Candidates of weight 0 come last.
+    Any prefix of it is a draw by weight without replacement (`shares`). Candidates of weight 0 come behind
+    the others, and bookies whose disks are nearly full last: those should not be read-only soon.
     """
+    weights = shares(candidates)
 
     # Exponential draws with the weights as rates, in ascending order (Efraimidis and Spirakis, 2006).
-    def key(bookie_id: str) -> tuple[bool, float]:
-        weight = candidates[bookie_id].weight
-        return (weight <= 0, rng.expovariate(weight if weight > 0 else 1.0))
+    def key(bookie_id: str) -> tuple[bool, bool, float]:
+        weight = weights[bookie_id]
+        draw = rng.expovariate(weight if weight > 0 else 1.0)
+        return (candidates[bookie_id].is_tight, weight <= 0, draw)
 
     keys = {bookie_id: key(bookie_id) for bookie_id in sorted(candidates)}
     return sorted(keys, key=keys.__getitem__)

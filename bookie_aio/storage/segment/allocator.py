@@ -380,6 +380,14 @@ class SegmentAllocator:
 
     # --- free space ---
 
+    def space(self) -> tuple[int, int, bool]:
+        """Return the free and the total bytes of all directories, and whether each of them is nearly full."""
+        limits, found = self._limits, [self._disk.space(one) for one in self._directories]
+        is_tight = all(
+            free < min(limits.warn_free_bytes, total * limits.warn_free_share) for free, total in found
+        )
+        return sum(free for free, _ in found), sum(total for _, total in found), is_tight
+
     def look(self) -> None:
         """Look at the free space: warn if it is tight, and set whether there is room for ordinary adds."""
         limits, is_low, is_tight, most = self._limits, True, True, 0

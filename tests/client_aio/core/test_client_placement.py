@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from dataclasses import replace
 from itertools import combinations, permutations
 
 import pytest
@@ -15,6 +16,7 @@ from client_aio.core.placement import (
     WeightedRandom,
     eligible,
     seats_to_leave,
+    shares,
     weighted_order,
     write_sets_on_one_rack,
 )
@@ -53,6 +55,47 @@ def test_bookies_of_no_weight_come_last() -> None:
     candidates = {"zero": bookie("zero", weight=0.0), **bookies("", "", "")}
     for seed in range(50):
         assert weighted_order(candidates, random.Random(seed))[-1] == "zero"
+
+
+def with_free(free: dict[str, int | None], *tight: str) -> dict[str, BookieRecord]:
+    """Return bookies with so many free bytes; None: they announce none."""
+    return {
+        name: replace(bookie(name), free_bytes=count, disk_bytes=1000, is_tight=name in tight)
+        for name, count in free.items()
+    }
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(
+    ("free", "share"),
+    [((300, 100), 0.75), ((500, 500), 0.5), ((1000, 1), 1 / 1.05), ((None, 100), 0.5), ((0, 0), 0.5)],
+)
+def test_bookies_are_drawn_by_free_space(
+    policy: PlacementPolicy, free: tuple[int | None, int], share: float
+) -> None:
+    """In proportion, down to a floor; a bookie that announces nothing counts as one with the most."""
+    candidates = with_free({"first": free[0], "second": free[1]})
+    rng = random.Random(5)
+    counts = Counter(policy.choose(Seating((None,), 1, candidates), rng).bookies[0] for _ in range(4000))
+    assert abs(counts["first"] / 4000 - share) < 0.03
+
+
+def test_ledgers_of_several_seats_spread_by_free_space_and_weight() -> None:
+    candidates = with_free({"a": 800, "b": 400, "c": 400, "d": 200, "e": 200})
+    candidates["e"] = replace(candidates["e"], weight=2.0)
+    assert shares(candidates) == {"a": 1.0, "b": 0.5, "c": 0.5, "d": 0.25, "e": 0.5}
+    rng, counts = random.Random(9), Counter()
+    for _ in range(4000):
+        counts.update(WeightedRandom().choose(Seating((None,) * 2, 2, candidates), rng).bookies)
+    assert counts["a"] > 1.3 * counts["b"] > 1.3 * 1.3 * counts["d"]
+    assert abs(counts["b"] - counts["c"]) < 0.1 * counts["b"] > abs(counts["b"] - counts["e"])
+
+
+@given(seed=st.integers(0, 1000), tight=st.sets(st.sampled_from("abcdef"), max_size=5))
+def test_nearly_full_bookies_come_last_whatever_they_have(seed: int, tight: set[str]) -> None:
+    free = {name: 10**6 if name in tight else 10 for name in "abcdef"}
+    order = weighted_order(with_free(free, *tight), random.Random(seed))
+    assert set(order[len(order) - len(tight) :]) == tight
 
 
 @pytest.mark.parametrize("policy", POLICIES)

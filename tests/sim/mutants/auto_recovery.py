@@ -127,7 +127,8 @@ MUTANTS = [
     ),
     Mutant(
         275, "a bookie does not read its order",
-        (Edit("bookie_aio.server.registration:StandingOrder._read", "mode = \"\" if", "mode = \"\" if True or"),),
+        (Edit("bookie_aio.server.registration:StandingOrder._read",
+              "mode = \"\" if order is None", "mode = \"\" if True"),),
         tests=("tests/bookie_aio/server/test_server_space.py", "-k", "before_its_start"),
         note="clients read the order, too, and the drain waits until the bookie obeys",
     ),
