@@ -32,7 +32,6 @@ from client_aio.core.audit import (
     ReplicaState,
     Rotation,
     copies_by_replicas,
-    layout_of,
     marks_stay,
     seats_to_repair,
 )
@@ -381,9 +380,8 @@ class Auditor:
             return
         marked = {one.bookie_id for one in states if one.is_marked} & bad
         reasons = {REASON_MISSING: sorted(bad - marked), REASON_MARKED: sorted(marked)}
-        layout = self.index.layout(ledger_id) or layout_of(metadata)
         self._found[ledger_id] = (
-            copies_by_replicas(layout, states),
+            copies_by_replicas(metadata.write_quorum, states),
             {reason: bookies for reason, bookies in reasons.items() if bookies},
         )
         self._is_dirty = True

@@ -11,10 +11,11 @@ import json
 from collections import Counter, deque
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bookie_aio.wire.messages import Done, Info
 from client_aio.core.audit import Condition, LedgerIndex, Problem, judge, layout_of
+from client_aio.core.log_chain import owner_of
 from client_aio.election import LeaderElection
 from client_aio.unbounded.paged_fragments import spans
 from metadata.access.bookies import registered_bookies
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from client_aio.context import ClientContext
     from client_aio.core.audit import Layout
     from metadata.access.bookies import BookieRecord
-    from metadata.model.ledger import Fragment, LedgerMetadata
+    from metadata.model.ledger import Fragment, LedgerMetadata, LedgerState
 
 AUDITOR_ELECTION = "bookie-aio.auditor"
 _READS_AT_ONCE = 32
@@ -109,6 +110,77 @@ async def all_metadata(
         for _, task in ahead:
             task.cancel()
         await asyncio.gather(*(task for _, task in ahead), return_exceptions=True)
+
+
+class LedgerFilter(NamedTuple):
+    """The ledgers that a command is about."""
+
+    bookie: str | None = None
+    """Only those that name this bookie in a fragment."""
+    state: LedgerState | None = None
+    log: str | None = None
+    """Only those that this log owns."""
+    under_replicated: bool = False
+    """Only those of which copies are lacking: a bookie is down, or there is a repair task."""
+
+    @property
+    def lets_all_through(self) -> bool:
+        """Return whether it filters nothing."""
+        return self == LedgerFilter()
+
+
+class SelectedLedger(NamedTuple):
+    """A ledger that a filter let through."""
+
+    ledger_id: int
+    metadata: LedgerMetadata | MetadataCorruptError
+    """As read; damaged metadata come as the error, and only through an empty filter."""
+    good_copies: int | None
+    """Of the scarcest entry; None if the filter did not ask for it."""
+    reasons: list[str]
+    """Why copies are lacking."""
+
+
+async def select_ledgers(
+    context: ClientContext, wanted: LedgerFilter
+) -> AsyncGenerator[SelectedLedger, None]:
+    """Yield the ledgers that a filter lets through, ascending.
+
+    Raises:
+        MetadataUnavailableError: the store does not answer.
+        MetadataCorruptError: a page of an unbounded ledger's fragments is damaged.
+    """
+    tasks = {}
+    if wanted.under_replicated or wanted.bookie is not None:
+        tasks = {ref.ledger_id: ref for ref in await RepairTasks(context.ledgers.store).refs()}
+    async with aclosing(all_metadata(context)) as found:
+        async for ledger_id, metadata in found:
+            if isinstance(metadata, MetadataCorruptError):
+                if wanted.lets_all_through:
+                    yield SelectedLedger(ledger_id, metadata, None, [])
+                continue
+            if wanted.state not in (None, metadata.state) or wanted.log not in (None, owner_of(metadata)):
+                continue
+            if wanted.bookie is None and not wanted.under_replicated:
+                yield SelectedLedger(ledger_id, metadata, None, [])
+                continue
+            try:
+                metadata, layout, _ = await layout_in_full(context, metadata)
+            except NoSuchLedgerError:
+                continue
+            if wanted.bookie is not None and wanted.bookie not in layout.bookies:
+                continue
+            down = {name for name in layout.bookies if name not in context.pool.directory.available}
+            lost, task = layout.concerned(down), tasks.get(ledger_id)
+            if wanted.under_replicated and not lost and task is None:
+                continue
+            copies = layout.copies(down)
+            yield SelectedLedger(
+                ledger_id,
+                metadata,
+                copies if task is None else min(copies, task.copies),
+                [f"{name} is down" for name in lost] or ["a repair task"],
+            )
 
 
 async def ledgers_naming(context: ClientContext, bookie_id: str) -> list[int]:

@@ -25,7 +25,14 @@ from typing import TYPE_CHECKING, NamedTuple
 from client_aio.admin.repair import Repair
 from client_aio.admin.replicas import list_replicas
 from client_aio.autorecovery.auditor import replica_states
-from client_aio.core.audit import Seats, TokenBucket, marks_stay, retry_after_s, seats_to_repair
+from client_aio.core.audit import (
+    Seats,
+    TokenBucket,
+    copies_by_replicas,
+    marks_stay,
+    retry_after_s,
+    seats_to_repair,
+)
 from metadata.access.repair_tasks import RepairTask, RepairTasks, TaskRef, WorkerRecord
 from metadata.errors import (
     BookKeeperError,
@@ -39,7 +46,7 @@ from metadata.errors import (
 from metadata.owned_task import OwnedTask
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
 
     from client_aio.config import AutoRecoveryConfig
     from client_aio.context import ClientContext
@@ -57,7 +64,7 @@ _RELEASE_S = 2.0
 """A process that ends does not wait longer for the metadata store."""
 
 
-async def _release(registration: Registration) -> None:
+async def release(registration: Registration) -> None:
     """Remove an ephemeral key; where the store does not answer in time, its session's end removes it."""
     with suppress(BookKeeperError, TimeoutError):
         async with asyncio.timeout(_RELEASE_S):
@@ -120,7 +127,7 @@ class Worker:
             for follower in followers:
                 follower.cancel()
             if registration is not None:
-                await _release(registration)
+                await release(registration)
 
     # --- choosing a task -----------------------------------------------------------------------
 
@@ -209,7 +216,7 @@ class Worker:
         try:
             await self._do_locked(ref, registration)
         finally:
-            await _release(lock)
+            await release(lock)
 
     async def _do_locked(self, ref: TaskRef, registration: Registration) -> None:
         try:
@@ -241,7 +248,7 @@ class Worker:
 
     async def _unless_paused(self, ref: TaskRef, task: RepairTask) -> Outcome | None:
         """Make an attempt; give it up, and return None, when an operator pauses auto recovery."""
-        attempt = asyncio.create_task(self._attempt(ref, task))
+        attempt = asyncio.create_task(self.attempt(ref.ledger_id, task.lost))
         paused = asyncio.create_task(self._paused.wait())
         try:
             await asyncio.wait([attempt, paused], return_when=asyncio.FIRST_COMPLETED)
@@ -269,12 +276,16 @@ class Worker:
         pause_s = retry_after_s(attempts, self._config.retry_s, self._config.retry_max_s)
         self._rests[ref.name] = (attempts, self._loop.time() + pause_s)
 
-    async def _attempt(self, ref: TaskRef, task: RepairTask) -> Outcome:
-        """Repair a ledger as far as that is possible now."""
-        ledger_id, lost, errors = ref.ledger_id, 0, []
+    async def attempt(self, ledger_id: int, lost_bookies: Collection[str]) -> Outcome:
+        """Repair a ledger as far as that is possible now. Its caller holds the ledger's lock.
+
+        Args:
+            lost_bookies: bookies that lose their seats if they are not registered now.
+        """
+        lost, errors = 0, []
         try:
             await self._context.pool.directory.refresh()
-            seats = await self._look(ledger_id, task)
+            seats, _ = await self.look(ledger_id, lost_bookies)
             for bookie_id in (*seats.in_place, *seats.replaced):
                 try:
                     lost += await self._repair(ledger_id, bookie_id, in_place=bookie_id in seats.in_place)
@@ -284,7 +295,7 @@ class Worker:
                     errors.append(f"{bookie_id}: {error}")
             if not seats.in_place and not seats.replaced:
                 return Outcome(is_done=True)
-            left = await self._look(ledger_id, task)
+            left, _ = await self.look(ledger_id, lost_bookies)
         except NoSuchLedgerError:
             return Outcome(is_done=True)  # It was deleted.
         except BookKeeperError as error:
@@ -296,8 +307,10 @@ class Worker:
             errors.append(f"{lost:,} entries can be had from no bookie")
         return Outcome(False, "; ".join(errors) or f"{', '.join(lacking)} still lacks entries", lost)
 
-    async def _look(self, ledger_id: int, task: RepairTask) -> Seats:
-        """Ask the bookies of a ledger; return what there is to do.
+    async def look(self, ledger_id: int, lost_bookies: Collection[str]) -> tuple[Seats, int]:
+        """Ask the bookies of a ledger; return what there is to do, and the scarcest entry's good copies.
+
+        The copies are as the bookies list them, of fragments in the head and in pages.
 
         Raises:
             NoSuchLedgerError: the ledger was deleted.
@@ -307,7 +320,8 @@ class Worker:
         states = replica_states(await list_replicas(self._context, ledger_id))
         running = self._context.pool.directory.available
         leaving = self._context.pool.directory.orders.leaving
-        return seats_to_repair(states, task.lost, running, marks_stay(metadata), leaving)
+        seats = seats_to_repair(states, lost_bookies, running, marks_stay(metadata), leaving)
+        return seats, copies_by_replicas(metadata.write_quorum, states)
 
     async def _repair(self, ledger_id: int, bookie_id: str, *, in_place: bool) -> int:
         """Repair one bookie's part of a ledger; return how many entries no bookie returned."""

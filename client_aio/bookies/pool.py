@@ -17,8 +17,9 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from client_aio.bookies.connection import BookieConnection, awake_wait, connect
+from client_aio.bookies.connection import BookieConnection, connect
 from metadata.access.bookies import BookieRecord, Orders, available_bookies, registered_bookies
+from metadata.awake import Deadline
 from metadata.errors import (
     BookieReadOnlyError,
     BookieUnavailableError,
@@ -32,6 +33,7 @@ from metadata.errors import (
 )
 from metadata.ids import KEY_AVAILABLE, KEY_ORDERS
 from metadata.owned_task import OwnedTask
+from metadata.repeated_reports import RepeatedReports
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
@@ -46,6 +48,8 @@ Result = TypeVar("Result")
 _REFRESH_RETRY_S = 0.5
 _RECORDS_AGE_S = 30.0
 """Records of bookies that are older are read again before the next ensemble but one is chosen."""
+_REPORTS_LONGEST_S = 3600.0
+_REPORTS_MAX = 256
 GRACE_S = 0.1
 """How much longer the last answers are waited for once there are enough."""
 _CONNECT_GRACE_S = 0.3
@@ -88,6 +92,8 @@ class BookieDirectory:
         self._quarantine = Quarantine(config.quarantine_s)
         self._loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()
+        self.reports = RepeatedReports(self._loop, longest_s=_REPORTS_LONGEST_S, keys_max=_REPORTS_MAX)
+        """Of the whole client: warnings that come again and again."""
         self._tasks: list[OwnedTask] = []
         self._refreshing: asyncio.Task[None] | None = None
         self._read_at = self._loop.time()
@@ -114,6 +120,7 @@ class BookieDirectory:
         if self._refreshing is not None:
             self._refreshing.cancel()
             await asyncio.gather(self._refreshing, return_exceptions=True)
+        self.reports.close()
         for task in self._tasks:
             task.cancel()
         for task in self._tasks:
@@ -206,7 +213,8 @@ class BookieDirectory:
         try:
             return await registered_bookies(self._store)
         except MetadataError as error:
-            logger.warning("which bookies are registered cannot be read: %s", error)
+            what = "which bookies are registered cannot be read: %s"
+            self.reports.warn(logger, "registered bookies", what, error)
             return []
 
     async def wait_for_change(self, timeout_s: float) -> None:
@@ -222,7 +230,8 @@ class BookieDirectory:
                     async for _ in changes:
                         await self.refresh()
             except MetadataError as error:
-                logger.warning("the list of bookies cannot be read, the last one stays in use: %s", error)
+                what = "the list of bookies cannot be read, the last one stays in use: %s"
+                self.reports.warn(logger, "list of bookies", what, error)
             await asyncio.sleep(_REFRESH_RETRY_S)
 
 
@@ -238,7 +247,7 @@ class BookiePool:
         self._instance_id = instance_id
         self._open: dict[str, BookieConnection] = {}
         self._opening: dict[str, asyncio.Task[BookieConnection]] = {}
-        self._back_at: dict[str, float] = {}  # when suspects were reached
+        self._returning: dict[str, Deadline] = {}  # suspects that were reached, until these ends
         self._suspects: set[str] = set()  # whose connection ended in silence, and that were not reached since
         self._loop = asyncio.get_running_loop()
         self._is_closed = False
@@ -273,9 +282,8 @@ class BookiePool:
         Returns:
             Whether there was one to wait for.
         """
-        since = self._loop.time() - self._config.connect_timeout_s
         for name in bookie_ids:
-            is_back = self._back_at.get(name, since) > since and name in self._open
+            is_back = name in self._returning and name in self._open
             if is_back and name not in self.directory.available:
                 await self.directory.wait_for_change(_REFRESH_RETRY_S)
                 return True
@@ -308,22 +316,21 @@ class BookiePool:
         Returns:
             The tasks that are not done.
         """
-        begun = self._loop.time()
         done: set[asyncio.Task[Result]] = set()
         waiting = set(tasks)
-        until = None if timeout_s is None else begun + timeout_s
         has_enough = False
-        while waiting:
-            now = self._loop.time()
-            if not has_enough and is_enough(done):
-                has_enough = True
-                is_hopeless = {tasks[task] for task in waiting} <= set(self.doubtful())
-                grace_end = now + (doubtful_grace_s if is_hopeless else max(grace_s, now - begun))
-                until = grace_end if until is None else min(until, grace_end)
-            ended, waiting = await awake_wait(waiting, None if until is None else max(0.0, until - now))
-            done |= ended
-            if not ended:
-                break
+        with Deadline(timeout_s) as deadline:
+            begun = deadline.time()
+            while waiting:
+                if not has_enough and is_enough(done):
+                    has_enough = True
+                    is_hopeless = {tasks[task] for task in waiting} <= set(self.doubtful())
+                    took_s = deadline.time() - begun
+                    deadline.shorten(doubtful_grace_s if is_hopeless else max(grace_s, took_s))
+                ended, waiting = await deadline.wait(waiting)
+                done |= ended
+                if not ended:
+                    break
         return waiting
 
     async def ask(
@@ -479,7 +486,7 @@ class BookiePool:
         if self._opening.get(bookie_id) is task:
             del self._opening[bookie_id]
         if bookie_id in self._suspects:
-            self._back_at[bookie_id] = self._loop.time()
+            self._returns(bookie_id)
         self._suspects.discard(bookie_id)  # It is reached, or in quarantine.
         if task.cancelled() or task.exception() is not None:
             return
@@ -488,6 +495,13 @@ class BookiePool:
             connection.close()
         elif connection.is_open:
             self._open[bookie_id] = connection
+
+    def _returns(self, bookie_id: str) -> None:
+        """Note that a suspect was reached: for a while, its registration may still be on its way."""
+        if (former := self._returning.pop(bookie_id, None)) is not None:
+            former.stop()
+        end = Deadline(self._config.connect_timeout_s, lambda: self._returning.pop(bookie_id))
+        self._returning[bookie_id] = end.__enter__()
 
     def _lost(self, connection: BookieConnection) -> None:
         if self._open.get(connection.bookie_id) is connection:

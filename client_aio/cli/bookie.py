@@ -44,7 +44,7 @@ from client_aio.cli.options import (
     usage_error,
 )
 from client_aio.cli.output import Output
-from client_aio.config import AutoRecoveryConfig
+from client_aio.config import AutoRecoveryConfig, tune_gc
 from metadata.access.bookies import (
     BookieRecord,
     Orders,
@@ -188,6 +188,7 @@ async def _serve(
         ) as bookie,
     ):
         row = {"bookie_id": bookie.bookie_id, "addresses": bookie.addresses, "pid": os.getpid()}
+        tune_gc()  # again: what the start has read lives as long as the process
         output.document(row, text=f"bookie {bookie.bookie_id} serves on {', '.join(bookie.addresses)}")
         recovering = asyncio.create_task(_recover(store, recovery, placement, bookie.bookie_id))
         try:

@@ -1,21 +1,23 @@
 """The text forms of ledgers, of logs, and of a whole cluster's state. Pure."""
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from bookie_aio.structured_logging import escape
 from client_aio.admin.repair import RepairedFragment, RepairReport
 from client_aio.admin.replicas import Replica
 from client_aio.autorecovery.drain import DrainPlan, DrainProgress
 from client_aio.autorecovery.survey import AutoRecoveryState, ClusterSurvey
+from client_aio.autorecovery.verification import Totals, VerifiedLedger
 from client_aio.core.audit import Ties
+from client_aio.core.repair_plan import EntryRun
 from client_aio.log.gaps import LogGap
 from client_aio.log.takeover import LogMetadata
 from metadata.errors import InvalidArgumentError
 from metadata.model.ledger import GivenUp, LedgerMetadata
 from metadata.model.log import LogRow
+from metadata.text import escape
 
 _BAR_WIDTH = 32
 
@@ -154,16 +156,8 @@ def text_of_repair(report: RepairReport, *, is_unbounded: bool = False) -> str:
 
 
 def _text_of_lost(fragment: RepairedFragment) -> str:
-    runs = [
-        f"{run.first:,}"
-        if run.first == run.last
-        else f"{run.first:,}–{run.last:,}" + (f" (each {run.step}th)" if run.step > 1 else "")
-        for run in fragment.lost[:_RUNS_SHOWN]
-    ]
-    if len(fragment.lost) > _RUNS_SHOWN:
-        runs.append(f"{len(fragment.lost) - _RUNS_SHOWN:,} runs more")
     count = sum(run.entries for run in fragment.lost)
-    text = f"{count:,} entries can be had from no bookie: {', '.join(runs)}"
+    text = f"{count:,} entries can be had from no bookie: {_text_of_runs(fragment.lost)}"
     if fragment.unanswered:
         text += (
             f"; {', '.join(fragment.unanswered)} did not answer: when they do, run `bookie-aio ledger repair "
@@ -173,6 +167,57 @@ def _text_of_lost(fragment: RepairedFragment) -> str:
 
 
 _RUNS_SHOWN = 5
+
+
+def verification_text(bad: Sequence[VerifiedLedger], totals: Totals) -> str:
+    """Return the text of `ledger verify`: the ledgers of which copies are bad, and the sums.
+
+    ledger 7: degraded, 2 of 3 copies of some entries are good
+      b3, entries 0–999: 12 of 1,000 missing, 1 damaged (17, 40–51)
+    """
+    lines = []
+    for ledger in bad:
+        if ledger.error:
+            lines.append(f"ledger {ledger.ledger_id}: {ledger.condition.label}, {escape(ledger.error)}")
+            continue
+        lines.append(
+            f"ledger {ledger.ledger_id}: {ledger.condition.label}, {ledger.good_copies} of "
+            f"{ledger.write_quorum} copies of some entries are good"
+        )
+        for one in ledger.bad:
+            where = f"  {one.bookie_id}, {entries_text(one.first_entry, one.last_entry)}:"
+            if one.error:
+                lines.append(f"{where} {one.owed - one.intact:,} were not read: {escape(one.error)}")
+                continue
+            damaged = f", {one.damaged:,} damaged" if one.damaged else ""
+            lines.append(
+                f"{where} {one.missing:,} of {one.owed:,} missing{damaged} ({_text_of_runs(one.bad.runs())})"
+            )
+    counts = ", ".join(f"{count:,} {label}" for label, count in totals.by_condition.items())
+    lines.append(f"{totals.condition.label}: {totals.ledgers:,} ledgers" + (f" ({counts})" if bad else ""))
+    lines.append(
+        f"  copies of entries: {totals.intact:,} intact, {totals.missing:,} missing or not read, "
+        f"{totals.damaged:,} damaged"
+    )
+    if totals.ends_left_out:
+        lines.append(f"  the last fragment of {totals.ends_left_out:,} ledgers that are not closed: not read")
+    if totals.codes_unchecked:
+        lines.append(
+            f"  {totals.codes_unchecked:,} ledgers have a password that was not given: only checksums checked"
+        )
+    return "\n".join(lines)
+
+
+def _text_of_runs(runs: Sequence[EntryRun]) -> str:
+    shown = [
+        f"{run.first:,}"
+        if run.first == run.last
+        else f"{run.first:,}–{run.last:,}" + (f" (each {run.step}th)" if run.step > 1 else "")
+        for run in runs[:_RUNS_SHOWN]
+    ]
+    if len(runs) > _RUNS_SHOWN:
+        shown.append(f"{len(runs) - _RUNS_SHOWN:,} runs more")
+    return ", ".join(shown)
 
 
 def _draw_fragments(metadata: LedgerMetadata) -> list[str]:
@@ -328,7 +373,7 @@ def _time(milliseconds: int) -> str:
 def survey_text(found: ClusterSurvey) -> str:
     """Return the text of `cluster status`."""
     lines = [found.condition.label]
-    lines += [f"  {problem.text}" for problem in found.problems]
+    lines += [f"  {escape(problem.text)}" for problem in found.problems]
     lines.append("")
     for one in found.bookies:
         facts = [f"{one.ledgers:,} ledgers"]
@@ -343,7 +388,7 @@ def survey_text(found: ClusterSurvey) -> str:
         if one.gone_s is not None:
             facts.append(f"gone for {one.gone_s:,.0f} s at least")
         if one.rack:
-            facts.append(f"rack {one.rack}")
+            facts.append(f"rack {escape(one.rack)}")
         lines.append(f"bookie {one.bookie_id}: {one.state}, {', '.join(facts)}")
     states = ", ".join(f"{count:,} {state}" for state, count in found.ledgers.items())
     lines.append(f"ledgers: {states or 'none'}")
@@ -357,16 +402,16 @@ def recovery_text(state: AutoRecoveryState) -> str:
     estimate = "" if not state.estimate_s else f", about {state.estimate_s:,.0f} s of work"
     waiting = f" and {state.record.waiting:,} behind them" if state.record.waiting else ""
     lines = [
-        f"auto recovery: {'paused, ' if state.is_paused else ''}auditor {state.auditor or 'none'}, "
+        f"auto recovery: {'paused, ' if state.is_paused else ''}auditor {escape(state.auditor or 'none')}, "
         f"{len(state.workers)} workers, {len(state.refs):,} tasks{waiting}{estimate}"
     ]
     for copies, count in state.by_copies.items():
         lines.append(f"  {count:,} ledgers with {copies} good copies of some entries")
     for ref, task in state.tasks:
         if task.attempts:
-            lines.append(f"  ledger {ref.ledger_id}, {task.attempts} attempts: {task.error}")
+            lines.append(f"  ledger {ref.ledger_id}, {task.attempts} attempts: {escape(task.error)}")
     lines += [
-        f"  {worker.name} repairs ledger {worker.ledger_id}"
+        f"  {escape(worker.name)} repairs ledger {worker.ledger_id}"
         for worker in state.workers
         if worker.ledger_id is not None
     ]
@@ -413,3 +458,37 @@ def progress_of_drain(now: DrainProgress) -> str:
     estimate = "" if now.estimate_s is None else f", about {now.estimate_s:,.0f} s"
     waiting = f", {now.writers_left:,} open" if now.writers_left else ""
     return f"{now.ledgers_left:,} ledgers left{waiting}{estimate}"
+
+
+def cluster_repair_text(rows: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) -> str:
+    """Return the text of `cluster repair`: a line for each ledger, and the sums.
+
+    ledger 7, 1 good copies: b3 replaced: repaired
+    """
+    lines = []
+    for row in rows:
+        ways = [f"{name} replaced" for name in row["replaced"]]
+        ways += [f"{name} in its place" for name in row["in_place"]]
+        line = f"ledger {row['ledger_id']}, {row['good_copies']} good copies: {', '.join(ways)}"
+        if "is_done" in row:
+            line += ": repaired" if row["is_done"] else f": not repaired: {escape(row['error'])}"
+        lines.append(line)
+    if summary["dry_run"]:
+        lines.append(f"{summary['ledgers_lacking']:,} ledgers would be repaired, nothing was changed")
+    else:
+        lines.append(
+            f"{summary['repaired']:,} ledgers repaired, {summary['failed']:,} not; "
+            f"{summary['bytes_read']:,} bytes read"
+        )
+    if summary["lost"]:
+        lines.append(f"lost bookies: {', '.join(summary['lost'])}")
+    for name, count in summary["unknown"].items():
+        lines.append(f"bookie {name} does not answer: {count:,} ledgers may lack copies there")
+    if summary["left_to_writers"]:
+        lines.append(
+            f"{summary['left_to_writers']:,} ledgers that are not closed name a bookie that is down in their "
+            "last fragment: their writers replace it, or `ledger recover` closes them"
+        )
+    if summary["unreadable"]:
+        lines.append(f"the metadata of {summary['unreadable']:,} ledgers do not parse")
+    return "\n".join(lines)

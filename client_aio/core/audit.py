@@ -26,6 +26,7 @@ import heapq
 import itertools
 import sys
 from bisect import bisect_right
+from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from client_aio.core.quorum import write_set
@@ -34,6 +35,7 @@ from metadata.model.ledger import LedgerState
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
+    from client_aio.core.repair_plan import Part
     from metadata.model.ledger import Fragment, LedgerMetadata
 
 Ensemble = tuple[str, ...]
@@ -119,10 +121,6 @@ class LedgerIndex:
     def ids(self) -> list[int]:
         """Return all ledgers, ascending."""
         return sorted(self._layout_of)
-
-    def layout(self, ledger_id: int) -> Layout | None:
-        """Return the layout of a ledger; None for a ledger that is not in the index."""
-        return self._layout_of.get(ledger_id)
 
     def note(self, ledger_id: int, layout: Layout) -> bool:
         """Enter a ledger as it was read last; return whether anything has changed."""
@@ -403,15 +401,15 @@ def marks_stay(metadata: LedgerMetadata) -> Collection[str]:
     return {name for fragment in metadata.fragments for name in fragment.bookies}
 
 
-def copies_by_replicas(layout: Layout, replicas: Iterable[ReplicaState]) -> int:
+def copies_by_replicas(write_quorum: int, replicas: Iterable[ReplicaState]) -> int:
     """Return the good copies of the scarcest entry, by what the bookies listed. A silent one has none."""
     by_fragment: dict[int, list[ReplicaState]] = {}
     for replica in replicas:
         by_fragment.setdefault(replica.first_entry, []).append(replica)
-    fewest = layout.write_quorum
+    fewest = write_quorum
     for seats in by_fragment.values():
         bad = {one.bookie_id for one in seats if one.is_silent or not one.is_whole}
-        fewest = min(fewest, good_copies([one.bookie_id for one in seats], layout.write_quorum, bad))
+        fewest = min(fewest, good_copies([one.bookie_id for one in seats], write_quorum, bad))
     return fewest
 
 
@@ -486,6 +484,36 @@ class Pace:
     def still_s(self, now: float) -> float:
         """Return for how long the count has not changed."""
         return now - self._moved_at
+
+
+def fewest_copies(
+    part: Part, write_quorum: int, unread: Collection[str], bad: Mapping[str, Iterable[int]]
+) -> int:
+    """Return the good copies of the scarcest entry of a fragment, or of a part of one, that was verified.
+
+    Args:
+        part: its entries and its bookies. If it has no entries, its copies count as complete.
+        write_quorum: Qw.
+        unread: the bookies of which no copy counts.
+        bad: by bookie, the entries of which its copy is missing or damaged.
+    """
+    size = len(part.bookies)
+    counts = Counter(entry for name, ids in bad.items() if name not in unread for entry in ids)
+
+    def good(entry_id: int) -> int:
+        seats = write_set(entry_id % size, size, write_quorum)
+        return sum(part.bookies[seat] not in unread for seat in seats) - counts[entry_id]
+
+    # Every write set is that of one of the first E entries.
+    first_ones = range(part.first_entry, min(part.last_entry, part.first_entry + size - 1) + 1)
+    return min(map(good, itertools.chain(first_ones, counts)), default=write_quorum)
+
+
+def condition_of(copies: int, write_quorum: int) -> Condition:
+    """Return the condition of a ledger whose scarcest entry has so many good copies."""
+    if copies >= write_quorum:
+        return Condition.HEALTHY
+    return Condition.AT_RISK if copies <= 1 else Condition.DEGRADED
 
 
 def retry_after_s(attempts: int, first_s: float, longest_s: float) -> float:

@@ -180,8 +180,9 @@ class LedgerWriter(ClosesOnExit):
         self._context.pool.directory.tell_of_orders(self, replication.leave_ordered)
         self._forces = DeferredSync(self._window, self._replicator.force, lambda: self._failure)
         self._lac_publisher = LacPublisher(self._window, self._publish_lac, self._context.lac_clock)
-        self._copies = CopiesWatch(self._replicator, self._config.add_quorum_timeout_s)
-        stall_watch = StallWatch(self._window, self._fail, self._config.add_quorum_timeout_s)
+        timeout_s, clock = self._config.add_quorum_timeout_s, self._context.clock
+        self._copies = CopiesWatch(self._replicator, timeout_s, clock)
+        stall_watch = StallWatch(self._window, self._fail, timeout_s, clock)
         self._parts = (self._replicator, self._changes, self._lac_publisher, stall_watch)
 
     def _hold(self, metadata: LedgerMetadata, version: Version) -> VersionedLedgerMetadata:
