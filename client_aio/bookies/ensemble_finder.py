@@ -106,6 +106,11 @@ class EnsembleFinder:
         self._rng = rng
         self._left_out: tuple[str, ...] = ()  # the bookies of the last warning
 
+    @property
+    def spans_racks(self) -> bool:
+        """Return whether the policy has write sets span racks."""
+        return bool(getattr(self._policy, "spans_racks", False))
+
     async def find(self, ledger_id: int, sizes: Sizes, *, excluded: Collection[str] = ()) -> Found:
         """Find the ensemble of a new ledger or of a next fragment, independent of a present one.
 

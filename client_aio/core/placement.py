@@ -235,6 +235,9 @@ class RackAware:
     If they do not, as few write sets as possible are on one rack, and the choice carries a warning.
     """
 
+    spans_racks = True
+    """Auto recovery with this policy also spreads write sets that have come to be on one rack."""
+
     def choose(self, seating: Seating, rng: random.Random) -> Choice:
         """Choose as `PlacementPolicy.choose` says."""
         order = weighted_order(seating.candidates, rng)
@@ -258,6 +261,38 @@ def write_sets_on_one_rack(racks: Sequence[str], write_quorum: int) -> list[int]
         for start in range(len(racks))
         if len({racks[seat] for seat in write_set(start, len(racks), write_quorum)}) == 1
     ]
+
+
+def spread(
+    ensemble: Sequence[str], write_quorum: int, racks: Mapping[str, str], candidates: Collection[str]
+) -> tuple[int, str] | None:
+    """Return the exchange of one bookie after which the fewest write sets are on one rack.
+
+    Args:
+        racks: the rack of each bookie that runs. An ensemble with another bookie is left as it is.
+        candidates: the bookies that may be chosen, all of them running.
+
+    Returns:
+        The seat and its new bookie; None where no exchange of one bookie helps.
+    """
+    if write_quorum < 2 or any(name not in racks for name in ensemble):
+        return None
+    labels = [racks[name] for name in ensemble]
+    fewest = len(write_sets_on_one_rack(labels, write_quorum))
+    if not fewest:
+        return None
+    offered: dict[str, str] = {}  # one bookie of each rack
+    for name in sorted(candidates):
+        if name not in ensemble:
+            offered.setdefault(racks[name], name)
+    found = None
+    for seat in range(len(ensemble)):
+        for rack, name in offered.items():
+            changed = [*labels[:seat], rack, *labels[seat + 1 :]]
+            count = len(write_sets_on_one_rack(changed, write_quorum))
+            if count < fewest:
+                fewest, found = count, (seat, name)
+    return found
 
 
 def _alone(seating: Seating, chosen: Sequence[str]) -> list[int]:

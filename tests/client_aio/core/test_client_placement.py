@@ -17,6 +17,7 @@ from client_aio.core.placement import (
     eligible,
     seats_to_leave,
     shares,
+    spread,
     weighted_order,
     write_sets_on_one_rack,
 )
@@ -107,6 +108,48 @@ def test_the_random_source_alone_decides(policy: PlacementPolicy) -> None:
 
 
 # --- racks ---
+
+
+@pytest.mark.parametrize(
+    ("racks", "write_quorum", "others", "expected"),
+    [
+        ("aab", 2, "", None),  # no candidate
+        ("aab", 2, "a", None),  # none that helps
+        ("aab", 2, "b", None),  # two racks cannot alternate around three seats
+        ("aab", 2, "c", (0, "c0")),
+        ("aaa", 3, "b", (0, "c0")),
+        ("abab", 2, "c", None),  # it is spread already
+        ("aabb", 2, "cc", (0, "c0")),
+        ("aaaa", 2, "b", (0, "c0")),
+        ("aaa", 1, "b", None),
+    ],
+)
+def test_one_exchange_spreads_an_ensemble_better(
+    racks: str, write_quorum: int, others: str, expected: tuple[int, str] | None
+) -> None:
+    ensemble = [f"e{seat}" for seat in range(len(racks))]
+    known = dict(zip(ensemble, racks, strict=True)) | {f"c{at}": rack for at, rack in enumerate(others)}
+    candidates = [name for name in known if name.startswith("c")]
+    found = spread(ensemble, write_quorum, known, candidates)
+    assert found == expected
+    assert spread([*ensemble[1:], "down"], write_quorum, known, candidates) is None
+
+
+@given(st.data())
+def test_exchanges_that_spread_an_ensemble_come_to_an_end(data: st.DataObject) -> None:
+    size = data.draw(st.integers(2, 6))
+    write_quorum = data.draw(st.integers(1, size))
+    known = {f"b{at}": data.draw(st.sampled_from("abc")) for at in range(size + data.draw(st.integers(0, 4)))}
+    ensemble = list(known)[:size]
+
+    def alone() -> int:
+        return len(write_sets_on_one_rack([known[name] for name in ensemble], write_quorum))
+
+    while (exchange := spread(ensemble, write_quorum, known, list(known))) is not None:
+        before = alone()
+        ensemble[exchange[0]] = exchange[1]
+        assert len(set(ensemble)) == size
+        assert alone() < before
 
 
 @st.composite
