@@ -35,6 +35,7 @@ from bookie_aio.server.registration import (
 )
 from bookie_aio.storage.data_directory import owner_of
 from bookie_aio.storage.engine import Engine, StorageConfig
+from bookie_aio.storage.segment.allocator import space_of
 from bookie_aio.structured_logging import RepeatedWarnings, fields
 from bookie_aio.wire.messages import VERSION_MAX, HelloAnswer
 from metadata.access.bookies import REMOVED, BookieRecord, join_address, split_address
@@ -239,6 +240,7 @@ class Bookie:
         self._registration: BookieRegistration | None = None
         self._order: StandingOrder | None = None
         self._announcing: asyncio.TimerHandle | None = None
+        self._disk: Disk | None = None
         self._is_ending = False
         self._deregistering: asyncio.Task[None] | None = None
         self.bookie_id = config.bookie_id
@@ -309,7 +311,7 @@ class Bookie:
         return bookie
 
     async def _open(self, disk: Disk, store: MetadataStore, rng: random.Random) -> None:
-        config = self._config
+        config, self._disk = self._config, disk
         # Before the bookie listens: it takes no add that an order of before its start forbids.
         self._order = StandingOrder(store, config.bookie_id, self._on_ordered)
         await self._order.start()
@@ -456,9 +458,10 @@ class Bookie:
             self._announcing = self._loop.call_later(_ANNOUNCE_S, self._announce_again)
 
     def _space(self) -> tuple[int, int, bool] | None:
-        assert self._engine is not None
+        assert self._disk is not None
+        limits = (self._config.storage or StorageConfig()).space
         try:
-            return self._engine.space()
+            return space_of(self._disk, self._config.directories, limits)
         except StorageError as error:
             log.warning("free space is not known", extra=fields(bookie=self.bookie_id, error=error))
             return None

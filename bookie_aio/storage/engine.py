@@ -644,14 +644,6 @@ class Engine:
         """Return the ids of up to `count_max` ledgers with a state, ascending, and where to go on or −1."""
         return self._ledgers.list(from_ledger, count_max)
 
-    def space(self) -> tuple[int, int, bool]:
-        """Return the free and the total bytes of the disks, and whether they are nearly full.
-
-        Raises:
-            StorageError: the file system does not say.
-        """
-        return self._allocator.space()
-
     # --- metrics and the end ---
 
     def metrics(self) -> dict[str, object]:
