@@ -37,6 +37,8 @@ async def auto_recoverer(simulation: Simulation, actor: Actor, client: Client) -
 async def drainer(simulation: Simulation, actor: Actor, client: Client) -> None:
     """Have a bookie leave, and go on until it has; some begin while another one is at it, or was killed."""
     settings = actor.settings
+    if settings.get("of_unbounded"):
+        _announce(simulation)
     while not simulation.is_healed:
         drain = Drain(
             client._context,
