@@ -4,8 +4,8 @@ Each bookie is asked for what it owes of each complete fragment, and for nothing
 and with a password authentication codes as well. Nothing is fenced, and nothing is changed.
 
 The theory. A large fragment is verified in *pieces*. Of each piece the bad entries of every bookie are known
-by id. So the good copies of the scarcest entry are exact. Two bookies that lost different entries leave one copy
-more than two that lost the same ones. Memory holds the bad entries of a few pieces.
+by id. So the good copies of the scarcest entry are exact. Two bookies that lost different entries leave one
+copy more than two that lost the same ones. Memory holds the bad entries of a few pieces.
 
 A ledger may be deleted, trimmed or repaired while it is read. Then bookies rightly lack entries. So where
 something is bad, the metadata are read anew, and a fragment that has changed is verified again.

@@ -13,7 +13,7 @@ from client_aio.cli.exit_codes import Exit
 from client_aio.cli.options import Group, report
 from client_aio.cli.output import prepare_streams
 
-_GROUPS = ("cluster", "bookie", "ledger", "log", "autorecovery", "spark", "bench")
+_GROUPS = ("cluster", "bookie", "ledger", "log", "autorecovery", "metadata", "spark", "bench")
 
 app = typer.Typer(
     cls=Group,

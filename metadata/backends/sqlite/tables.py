@@ -144,6 +144,18 @@ class Tables:
                 return write_outcome.settle_create(key, row.version, token, maybe_sent=maybe_sent)
             return self._put(key, value, (token,), None)
 
+    def create_missing(self, records: Sequence[tuple[str, bytes]], token: str) -> list[str]:
+        """Create keys in one transaction; see `MetadataStore.create_missing`."""
+        found = []
+        with self._writing():
+            for key, value in records:
+                row = self._find(key)
+                if row is None or row.value is None:
+                    self._put(key, value, (token,), None)
+                else:
+                    found.append(key)
+        return found
+
     def read(self, key: str) -> Versioned:
         """Read a key; see `MetadataStore.read`."""
         with self._translated():
