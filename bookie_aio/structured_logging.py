@@ -5,7 +5,7 @@ extra=fields(bookie="b1"))`. Two formatters write records as `key=value` text, o
 
 Invariants
 - One record is one line, for any message and any values of its fields.
-- Text from peers and users is escaped (`escape`). It can neither drive a terminal nor forge a line.
+- Text from peers and users is escaped (`metadata.text`). It can neither drive a terminal nor forge a line.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ import logging
 import re
 import sys
 import time
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from metadata.repeated_reports import PERIOD_S, RepeatedReports
+from metadata.text import escape
 
 if TYPE_CHECKING:
     import asyncio
@@ -29,27 +31,7 @@ _PLAIN = frozenset(
 )
 
 
-_PERIOD_S = 60.0
-_REASONS_MAX = 32
 _VARIABLE = re.compile(r"\d[\d,.]*|'[^']*'|\"[^\"]*\"")
-_UNSAFE = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-_SHORT = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
-
-
-def escape(text: str, *, keep: str = "") -> str:
-    r"""Return text in which no character drives a terminal, ends a line or cannot be encoded.
-
-    These are C0, DEL, C1, the bidi controls, U+2028, U+2029 and surrogates (bytes that are not UTF-8). Each
-    becomes `\u001b`, or `\n`, `\r` and `\t`, as in JSON: escaped JSON is the same JSON.
-
-    Args:
-        keep: characters to leave as they are, such as the newlines of a text of several lines.
-    """
-    return _UNSAFE.sub(lambda found: found[0] if found[0] in keep else _escaped(found[0]), text)
-
-
-def _escaped(character: str) -> str:
-    return _SHORT.get(character) or f"\\u{ord(character):04x}"
 
 
 def fields(**values: object) -> dict[str, Mapping[str, object]]:
@@ -121,27 +103,17 @@ def configure(*, level: str = "INFO", as_json: bool = False, stream: TextIO | No
     root.setLevel(level)
 
 
-@dataclass(slots=True)
-class _Repeated:
-    reason: str
-    level: int
-    timer: asyncio.TimerHandle
-    values: dict[str, object] = field(default_factory=dict)  # of the last record that was not written
-    count: int = 0
-
-
 class RepeatedWarnings:
     """Records of which peers can cause any number: one line for each reason and minute, with a count.
 
     The first record is written at once. Further ones are counted, and one line at the end of the minute has
     their count and the fields of the last one. Reasons that differ in numbers and quoted text only are the
-    same reason. Beyond `_REASONS_MAX` all others count together, so that peers cannot make up reasons.
+    same reason. Beyond `KEYS_MAX` of them all others count together, so that peers cannot make up reasons.
     """
 
     def __init__(self, logger: logging.Logger, loop: asyncio.AbstractEventLoop) -> None:
         self._logger = logger
-        self._loop = loop
-        self._repeated: dict[tuple[str, str], _Repeated] = {}
+        self._reports = RepeatedReports(loop, longest_s=PERIOD_S)
 
     def warning(self, message: str, *, reason: str, **values: object) -> None:
         """Write a warning with these fields, or count it."""
@@ -158,36 +130,16 @@ class RepeatedWarnings:
     ) -> None:
         """Write a record of a level with these fields, or count it. The first one has the traceback."""
         key = (message, _VARIABLE.sub("#", reason))
-        if key not in self._repeated and len(self._repeated) >= _REASONS_MAX:
+        if self._reports.is_crowded_for(key):
             key, reason = (message, ""), "other reasons"
-        found = self._repeated.get(key)
-        if found is None:
-            self._repeated[key] = _Repeated(reason, level, self._after_period(key))
-            self._logger.log(level, message, extra=fields(**values, reason=reason), exc_info=exc_info)
-        else:
-            found.count += 1
-            found.values = values
 
-    def _after_period(self, key: tuple[str, str]) -> asyncio.TimerHandle:
-        return self._loop.call_later(_PERIOD_S, self._end_period, key)
+        def write(count: int) -> None:
+            counted = {"count": count} if count else {}
+            extra = fields(**values, reason=reason, **counted)
+            self._logger.log(level, message, extra=extra, exc_info=None if count else exc_info)
 
-    def _end_period(self, key: tuple[str, str]) -> None:
-        repeated = self._repeated[key]
-        if not repeated.count:
-            del self._repeated[key]
-            return
-        self._write(key[0], repeated)
-        repeated.timer = self._after_period(key)
-
-    def _write(self, message: str, repeated: _Repeated) -> None:
-        values = fields(**repeated.values, reason=repeated.reason, count=repeated.count)
-        self._logger.log(repeated.level, message, extra=values)
-        repeated.count = 0
+        self._reports.report(key, write)
 
     def close(self) -> None:
         """Write the counts that are left, and cancel the timers."""
-        for (message, _), repeated in self._repeated.items():
-            repeated.timer.cancel()
-            if repeated.count:
-                self._write(message, repeated)
-        self._repeated.clear()
+        self._reports.close()

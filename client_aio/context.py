@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from client_aio.core.digest import Digest, HmacDigest, check_root
 from client_aio.lac_clock import LacClock
 from client_aio.tails import Tails
+from metadata.awake import AwakeClock
 from metadata.errors import ClientClosedError, InvalidArgumentError
 from metadata.model.passwords import SALT_BYTES, PasswordRecord, check_password, new_password
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from client_aio.handles import Handle
     from metadata.access.ledgers import LedgerStore
     from metadata.model.ledger import LedgerMetadata
+    from metadata.repeated_reports import RepeatedReports
 
 
 @dataclass
@@ -39,13 +41,18 @@ class ClientContext:
     now_ms: Callable[[], int]
     handles: set[Handle] = field(default_factory=set)
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
+    clock: AwakeClock = field(init=False)
     lac_clock: LacClock = field(init=False)
     tails: Tails = field(init=False)
+    reports: RepeatedReports = field(init=False)
     _closed: asyncio.Event = field(default_factory=asyncio.Event)
     _unawaited: set[asyncio.Task[Any]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
+        self.clock = AwakeClock()
+        self.clock.start()
         self.lac_clock = LacClock(self.config.explicit_lac_delay_s)
+        self.reports = self.pool.directory.reports
         self.tails = Tails(self.pool, self.ledgers, self.config)
 
     def close(self) -> None:
@@ -55,6 +62,7 @@ class ClientContext:
         """
         self._closed.set()
         if _get_running_loop() is self.loop:
+            self.clock.stop()
             self.tails.close()
             for task in self._unawaited:
                 task.cancel()
@@ -147,33 +155,6 @@ class ClientContext:
             loop = asyncio.get_running_loop()
             root = await loop.run_in_executor(None, metadata.password.stretch, password)
         return check_root(metadata, password, root)
-
-
-class Repeats:
-    """The rhythm of a warning that comes again and again: at once, then ever more rarely, with a count.
-
-    A new state begins anew. Else a writer that waits for bookies would log the same line every second.
-    """
-
-    def __init__(self, first_s: float = 60.0, longest_s: float = 3600.0) -> None:
-        self._first_s = first_s
-        self._longest_s = longest_s
-        self._state: object = None
-        self._count = 0
-        self._pause_s = 0.0
-        self._next = 0.0
-
-    def due(self, state: object, now: float) -> int:
-        """Note one more occurrence; returns how many there were since the last report, 0 if none is due."""
-        if state != self._state:
-            self._state, self._count, self._pause_s, self._next = state, 0, self._first_s, now
-        self._count += 1
-        if now < self._next:
-            return 0
-        count, self._count = self._count, 0
-        self._next = now + self._pause_s
-        self._pause_s = min(2 * self._pause_s, self._longest_s)
-        return count
 
 
 class ContextOwner:

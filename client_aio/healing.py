@@ -12,9 +12,8 @@ import enum
 import logging
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from client_aio.bookies.connection import awake_timeout
-from client_aio.context import Repeats
 from client_aio.core.healing import AppendAges
+from metadata.awake import awake_timeout
 from metadata.errors import (
     BookKeeperError,
     ClientClosedError,
@@ -128,8 +127,6 @@ class Healing:
         self._state_changed = asyncio.Event()
         self._ages = AppendAges(timeout_s or 0.0)
         self._timer: asyncio.TimerHandle | None = None
-        self._look_due_at = float("inf")
-        self._repeats = Repeats()
 
     @property
     def is_healing(self) -> bool:
@@ -210,11 +207,8 @@ class Healing:
             except BookKeeperError as error:
                 if is_final(error):
                     raise
-                if count := self._repeats.due(type(error), self._loop.time()):
-                    logger.warning(
-                        "%s is not open again yet (attempts since the last report: %d): %s",
-                        self._what, count, error,
-                    )  # fmt: skip
+                key = ("not open", self._what, type(error))
+                self._context.reports.warn(logger, key, "%s is not open again yet: %s", self._what, error)
             await self._context.pool.directory.wait_for_change(rest_s)
             rest_s = min(2 * rest_s, _REST_MAX_S)
 
@@ -256,11 +250,9 @@ class Healing:
         owner = self._owner
         if self._timeout_s is None or owner._first_failure is not None or owner._has_ended:
             return
-        now = self._loop.time()
-        late_s = now - self._look_due_at
-        self._look_due_at = now + self._timeout_s / _LOOKS_PER_TIMEOUT
-        self._timer = self._loop.call_at(self._look_due_at, self.watch_ages)
-        if self._ages.is_overdue(now, *owner._counts(), late_s=late_s):
+        self._timer = self._loop.call_later(self._timeout_s / _LOOKS_PER_TIMEOUT, self.watch_ages)
+        clock = self._context.clock
+        if self._ages.is_overdue(clock.time(), *owner._counts()) and not clock.has_just_woken:
             error = OperationTimeoutError(
                 f"{self._what}: adds were not acknowledged within {self._timeout_s:g} s. They may be there "
                 "or not; later adds come behind them"

@@ -156,6 +156,7 @@ class Tails:
 
     def __init__(self, pool: BookiePool, ledgers: LedgerStore, config: ClientConfig) -> None:
         self._pool = pool
+        self.reports = pool.directory.reports
         self._store = ledgers
         self._config = config
         self._ledgers: dict[int, FollowedLedger] = {}
@@ -393,10 +394,17 @@ class FollowedLedger:
                                 return  # A closed ledger changes no more.
                 except MetadataUnavailableError as error:
                     # Rule 9: reading goes on while the metadata store is unavailable.
-                    logger.warning("ledger=%d metadata not reachable: %s", self.ledger_id, error)
+                    self._warn(error)
                 await asyncio.sleep(_RETRY_S)
         except BookKeeperError as error:
             self.fail(error)
+
+    def _warn(self, error: BookKeeperError) -> None:
+        """Warn that the metadata cannot be read; thousands of followed ledgers may find that at once."""
+        reports = self._of_client.reports
+        reports.warn(
+            logger, ("followed", type(error)), "ledger=%d metadata not reachable: %s", self.ledger_id, error
+        )
 
     def _catch_up(self, statement: LacStatement | None, bookie_id: str) -> None:
         """Read the metadata as they are now: a term's metadata were written before its first statement."""
@@ -410,7 +418,7 @@ class FollowedLedger:
         try:
             await self._refresh(sync=True)
         except MetadataUnavailableError as error:
-            logger.warning("ledger=%d metadata not reachable: %s", self.ledger_id, error)
+            self._warn(error)
         except BookKeeperError as error:
             self.fail(error)
             return

@@ -20,7 +20,14 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parent.parent
 OURS = ("metadata", "bookie_aio", "client_aio", "benchmarks", "tests", "examples")
 
-METADATA_BASE = ("metadata.errors", "metadata.ids", "metadata.owned_task", "metadata.store", "metadata.keys")
+METADATA_BASE = (
+    "metadata.awake",
+    "metadata.errors",
+    "metadata.ids",
+    "metadata.owned_task",
+    "metadata.store",
+    "metadata.keys",
+)
 # Which of our modules a module may import: the first prefix that fits the importing module decides.
 MAY_IMPORT: tuple[tuple[str, tuple[str, ...]], ...] = (
     # `model` says what the metadata are, `access` reads and changes them on any store, and a backend stores

@@ -27,12 +27,17 @@ from bookie_aio.server.dispatcher import Dispatcher, LedgerAuthoriser, PasswordL
 from bookie_aio.server.given_ids import GivenIds
 from bookie_aio.server.healing import Healing
 from bookie_aio.server.ledger_gc import LedgerGarbageCollector
-from bookie_aio.server.registration import BookieRegistration, establish_identity
+from bookie_aio.server.registration import (
+    BookieRegistration,
+    StandingOrder,
+    decommissioned,
+    establish_identity,
+)
 from bookie_aio.storage.data_directory import owner_of
 from bookie_aio.storage.engine import Engine, StorageConfig
 from bookie_aio.structured_logging import RepeatedWarnings, fields
 from bookie_aio.wire.messages import VERSION_MAX, HelloAnswer
-from metadata.access.bookies import BookieRecord, join_address, split_address
+from metadata.access.bookies import REMOVED, BookieRecord, join_address, split_address
 from metadata.access.ledgers import LedgerStore
 from metadata.errors import StorageError
 
@@ -230,6 +235,7 @@ class Bookie:
         self._listen_on = listen or self._listen_paced
         self._server: Server | None = None
         self._registration: BookieRegistration | None = None
+        self._order: StandingOrder | None = None
         self._is_ending = False
         self._deregistering: asyncio.Task[None] | None = None
         self.bookie_id = config.bookie_id
@@ -301,6 +307,11 @@ class Bookie:
 
     async def _open(self, disk: Disk, store: MetadataStore, rng: random.Random) -> None:
         config = self._config
+        # Before the bookie listens: it takes no add that an order of before its start forbids.
+        self._order = StandingOrder(store, config.bookie_id, self._on_ordered)
+        await self._order.start()
+        if self._order.mode == REMOVED:
+            raise decommissioned(config.bookie_id)
         # The nonce is the token of the age: a restart knows the registration of the process before it.
         age = BookieAge(config, store, disk, rng, token=self.nonce)
         self._engine = await Engine.open(
@@ -347,6 +358,7 @@ class Bookie:
             given_ids=self._given_ids,
             not_free_below=lambda: age.not_free_below,
             lift_mark=self._healing.lift,
+            order=self._order,
             warnings=self._warnings,
         )
         self._bound_marks()
@@ -378,6 +390,7 @@ class Bookie:
 
     async def _register(self, store: MetadataStore) -> None:
         assert self._engine is not None
+        assert self._order is not None
         config = self._config
         self._registration = await BookieRegistration.make(
             store,
@@ -385,14 +398,15 @@ class Bookie:
                 bookie_id=config.bookie_id,
                 addresses=self.addresses,
                 nonce=self.nonce,
-                is_writable=self._engine.is_writable,
+                is_writable=self.is_writable,
+                order=self._order.mode,
                 rack=config.rack,
                 weight=config.weight,
                 properties=dict(config.properties),
             ),
         )
-        # The engine may have become read-only, or writable, while the registration was under way.
-        self._registration.set_writable(self._engine.is_writable)
+        # The bookie may have become read-only, or writable, while the registration was under way.
+        self._announce()
         assert self._age is not None
         self._age.start(self._on_failed)
 
@@ -404,13 +418,31 @@ class Bookie:
 
     def _on_writable(self, is_writable: bool) -> None:
         if self._engine is not None and self._engine.marking.is_unbounded:
-            text, is_writable = "bookie is read-only: it lost data, and perhaps fences of any ledger", False
+            text = "bookie is read-only: it lost data, and perhaps fences of any ledger"
             self._bound_marks()
         else:
             text = "bookie is writable again" if is_writable else "bookie is read-only: no space left"
         log.warning(text, extra=fields(bookie=self.bookie_id))
-        if self._registration is not None:
-            self._registration.set_writable(is_writable)
+        self._announce()
+
+    def _on_ordered(self) -> None:
+        """Obey another order of an operator: the handlers look at it by themselves."""
+        assert self._order is not None
+        self._announce()
+        if self._order.mode == REMOVED:
+            log.warning("bookie stops: it is decommissioned", extra=fields(bookie=self.bookie_id))
+            self._stop_serving(decommissioned(self.bookie_id))
+
+    @property
+    def is_writable(self) -> bool:
+        """Return whether the bookie takes ordinary adds: the storage can, and no order forbids it."""
+        assert self._engine is not None
+        assert self._order is not None
+        return self._engine.is_writable and not self._order.mode
+
+    def _announce(self) -> None:
+        if self._registration is not None and self._order is not None:
+            self._registration.announce(is_writable=self.is_writable, order=self._order.mode)
 
     def _bound_marks(self) -> None:
         """Bound the marks of all ledgers, where that is still to be done, and take new ledgers again."""
@@ -423,6 +455,9 @@ class Bookie:
 
     def _on_failed(self, error: StorageError) -> None:
         log.critical("bookie stops: its storage failed", extra=fields(bookie=self.bookie_id, error=error))
+        self._stop_serving(error)
+
+    def _stop_serving(self, error: StorageError) -> None:
         if self._server is not None:
             self._server.close()
         if self._dispatcher is not None:
@@ -450,6 +485,7 @@ class Bookie:
         assert self._age is not None
         assert self._given_ids is not None
         assert self._healing is not None
+        assert self._order is not None
         return {
             "bookie_id": self.bookie_id,
             "instance_id": self._cookie.instance_id,
@@ -458,7 +494,8 @@ class Bookie:
             "address": self.address,
             "advertised": self.addresses,
             "uptime_s": round(self._loop.time() - self._started_at, 3),
-            "is_writable": self._engine.is_writable,
+            "is_writable": self.is_writable,
+            "order": self._order.mode or None,
             "connections": len(self._connections),
             "connections_max": self._config.limits.connections_max,
             "connections_waiting": self._backpressure.waiting,
@@ -507,6 +544,8 @@ class Bookie:
             await self._age.close()
         if self._given_ids is not None:
             await self._given_ids.close()
+        if self._order is not None:
+            await self._order.close()
         await self._deregister()
         await self._close_connections()
         if self._engine is not None:

@@ -138,6 +138,15 @@ class Journal:
         self._offset = form.DATA_OFFSET
         self.segment = segment
         self.queued_bytes = 0
+        self._rolled: Segment | None = None  # the segment before, until this one has a durable group
+
+    @property
+    def durable(self) -> tuple[int, int, int]:
+        """Return a segment, its generation and the end of its durable groups; zeros before any group."""
+        segment = self.segment if self._number else self._rolled
+        if segment is None:
+            return 0, 0, 0
+        return segment.segment_id, segment.header.generation, segment.end
 
     @property
     def is_idle(self) -> bool:
@@ -220,6 +229,8 @@ class Journal:
 
     def _roll(self, segment: Segment) -> None:
         rolled, self.segment = self.segment, segment
+        if self._number:
+            self._rolled = rolled
         segment.previous = (rolled.segment_id, rolled.end)
         self._offset, self._number = form.DATA_OFFSET, 0
         self._on_rolled(rolled)

@@ -222,6 +222,8 @@ class BookieReport:
     ledgers_damaged: int | None = None
     """How many ledgers it has marks of lost data for (rule 4)."""
     uptime_s: float | None = None
+    order: str | None = None
+    """The mode of the operator's order that it has; None for none."""
 
 
 @dataclass(slots=True)
@@ -350,7 +352,12 @@ async def survey(context: ClientContext) -> ClusterSurvey:
     growing = len(index.growing_on(down))
     problems = judge(
         down={one.bookie_id: one.ledgers for one in bookies if one.state == "down"},
-        impaired=[one.bookie_id for one in bookies if one.state in ("read-only", "silent")],
+        impaired=[
+            one.bookie_id
+            for one in bookies
+            if one.state == "silent" or (one.state == "read-only" and one.order is None)
+        ],
+        ordered={one.bookie_id: one.order for one in bookies if one.order is not None},
         damaged=[one.bookie_id for one in bookies if one.ledgers_damaged],
         lacking=lacking,
         tasks=recovery.by_copies,
@@ -369,16 +376,21 @@ async def survey(context: ClientContext) -> ClusterSurvey:
 async def _report_bookies(
     context: ClientContext, index: LedgerIndex, record: AuditorRecord
 ) -> list[BookieReport]:
-    running = context.pool.directory.available
-    known = {*await registered_bookies(context.ledgers.store), *running, *index.bookies()}
+    directory = context.pool.directory
+    running, orders = directory.available, directory.orders.by_bookie
+    known = {*await registered_bookies(context.ledgers.store), *running, *index.bookies(), *orders}
 
     async def report(bookie_id: str) -> BookieReport:
         ledgers = len(index.ledgers_of(bookie_id))
         registration = running.get(bookie_id)
         if registration is None:
             gone_s = record.gone_s.get(bookie_id)
-            return BookieReport(bookie_id, "down", ledgers=ledgers, gone_s=gone_s)
-        return await _ask(context, registration, ledgers)
+            found = BookieReport(bookie_id, "down", ledgers=ledgers, gone_s=gone_s)
+        else:
+            found = await _ask(context, registration, ledgers)
+        if bookie_id in orders:
+            found.order = orders[bookie_id].mode
+        return found
 
     return list(await asyncio.gather(*map(report, sorted(known))))
 

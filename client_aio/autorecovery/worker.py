@@ -5,6 +5,7 @@ The shell around `client_aio.core.audit`. All writes to bookies and to ledgers' 
 
 - A task says only where to look. The worker reads the ledger's metadata and asks its bookies first.
 - A lost bookie loses its seats. It may be lost by the auditor's word only, and not registered at this moment.
+- A bookie that an operator has ordered to leave loses its seats, running or not. The order is read again.
 - A bookie that answers is repaired in its own place, and its mark is lifted where that is right.
 - A task is deleted when a second look at the bookies finds every copy, and at the version that was read. A
   task to which the auditor has added something meanwhile stays.
@@ -318,7 +319,8 @@ class Worker:
         metadata, _ = await self._context.ledgers.read(ledger_id, sync=True)
         states = replica_states(await list_replicas(self._context, ledger_id))
         running = self._context.pool.directory.available
-        seats = seats_to_repair(states, lost_bookies, running, marks_stay(metadata))
+        leaving = self._context.pool.directory.orders.leaving
+        seats = seats_to_repair(states, lost_bookies, running, marks_stay(metadata), leaving)
         return seats, copies_by_replicas(metadata.write_quorum, states)
 
     async def _repair(self, ledger_id: int, bookie_id: str, *, in_place: bool) -> int:
@@ -326,6 +328,7 @@ class Worker:
         record = self._context.pool.directory.available.get(bookie_id)
         # A bookie that is read-only takes no copies, so that its seat goes to another one.
         by = bookie_id if in_place and record is not None and record.is_writable else None
+        order = self._context.pool.directory.orders.by_bookie.get(bookie_id)
         report = await Repair(
             self._context,
             ledger_id,
@@ -335,6 +338,7 @@ class Worker:
             password=b"",
             on_progress=lambda _: None,
             throttle=self._throttle,
+            preferred=order.successor if order is not None else "",
         ).run()
         if report.mark_left:
             logger.warning("ledger=%d bookie=%s keeps its mark: %s", ledger_id, bookie_id, report.mark_left)

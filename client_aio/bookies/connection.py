@@ -21,8 +21,8 @@ import socket
 import struct
 import sys
 import termios
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from bookie_aio.wire.frames import (
     FRAME_BYTES_MAX,
@@ -51,8 +51,9 @@ from bookie_aio.wire.messages import (
     decode_answer,
     encode_request,
 )
-from client_aio.core.liveness import LATE_S, LOOK_INTERVAL_S, PING_TIMEOUT_S, Liveness, Verdict, shifted
+from client_aio.core.liveness import PING_TIMEOUT_S, Liveness, Verdict, shifted
 from metadata.access.bookies import split_address
+from metadata.awake import awake_timeout
 from metadata.errors import (
     BookieError,
     BookieReadOnlyError,
@@ -82,7 +83,6 @@ logger = logging.getLogger(__name__)
 Outcome = Message | Failure | BookKeeperError
 OnAnswer = Callable[[Outcome, memoryview], None]
 Answer = TypeVar("Answer", bound=Message)
-Waited = TypeVar("Waited", bound="asyncio.Future[Any]")
 
 NO_BODY = memoryview(b"")
 _JOINED_BYTES_MAX = 32 * 1024
@@ -155,55 +155,6 @@ def unacknowledged_bytes(connected: socket.socket | None) -> int:
         return int(struct.unpack("i", fcntl.ioctl(connected.fileno(), termios.TIOCOUTQ, b"\0\0\0\0"))[0])
     except (OSError, ValueError):
         return 0
-
-
-async def awake_wait(tasks: Collection[Waited], timeout_s: float | None) -> tuple[set[Waited], set[Waited]]:
-    """Wait until one is done; do not count the time in which this process's event loop did not run.
-
-    Returns:
-        The futures that are done, none of them after the timeout, and the others.
-    """
-    loop, waiting = asyncio.get_running_loop(), set(tasks)
-    until = None if timeout_s is None else loop.time() + timeout_s
-    while True:
-        left_s = None if until is None else max(0.0, until - loop.time())
-        done, waiting = await asyncio.wait(waiting, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
-        if done or until is None or loop.time() - until < LATE_S:
-            return done, waiting
-        until = loop.time() + LOOK_INTERVAL_S  # What waits to be read is read first.
-
-
-@contextlib.asynccontextmanager
-async def awake_timeout(timeout_s: float | None) -> AsyncIterator[None]:
-    """Do as `asyncio.timeout`, but do not count the time in which this process's event loop did not run.
-
-    Raises:
-        TimeoutError: at the end of the block, when the time is over.
-    """
-    loop, left_s = asyncio.get_running_loop(), float("inf") if timeout_s is None else timeout_s
-    timer: asyncio.TimerHandle
-
-    def look(due_at: float, step_s: float) -> None:
-        nonlocal left_s, timer
-        left_s -= step_s
-        if loop.time() - due_at >= LATE_S:
-            left_s = max(left_s, LOOK_INTERVAL_S)  # What waits to be read is read first.
-        if left_s > 0:
-            timer = begin()
-        else:
-            scope.reschedule(loop.time())
-
-    def begin() -> asyncio.TimerHandle:
-        step_s = min(left_s, LOOK_INTERVAL_S)
-        due_at = loop.time() + step_s
-        return loop.call_at(due_at, look, due_at, step_s)
-
-    timer = begin()
-    try:
-        async with asyncio.timeout(None) as scope:
-            yield
-    finally:
-        timer.cancel()
 
 
 class BookieConnection(asyncio.BufferedProtocol):

@@ -15,9 +15,10 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING, NamedTuple
 
-from client_aio.bookies.connection import BookieConnection, awake_wait
+from client_aio.bookies.connection import BookieConnection
 from client_aio.core.placement import Choice, PlacementPolicy, Seating, eligible, seats_to_leave
 from client_aio.core.quorum import can_acknowledge, indexes_of
+from metadata.awake import awake_wait
 from metadata.errors import (
     BookieUnavailableError,
     BookKeeperError,
@@ -286,7 +287,10 @@ class EnsembleFinder:
     ) -> Found:
         ensemble = seating.filled(choice.bookies)
         if choice.warning:
-            logger.warning("ledger=%d ensemble=%s %s", vacancy.ledger_id, ",".join(ensemble), choice.warning)
+            self._pool.directory.reports.warn(
+                logger, ("placement", choice.warning), "ledger=%d ensemble=%s %s",
+                vacancy.ledger_id, ",".join(ensemble), choice.warning,
+            )  # fmt: skip
         filled = sum(1 << index for index in seating.vacant)
         left = tuple(
             name

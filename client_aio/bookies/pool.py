@@ -13,10 +13,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from client_aio.bookies.connection import BookieConnection, awake_wait, connect
-from metadata.access.bookies import BookieRecord, available_bookies, registered_bookies
+from client_aio.bookies.connection import BookieConnection, connect
+from metadata.access.bookies import BookieRecord, Orders, available_bookies, registered_bookies
+from metadata.awake import Deadline
 from metadata.errors import (
     BookieUnavailableError,
     BookKeeperError,
@@ -27,8 +30,9 @@ from metadata.errors import (
     OperationTimeoutError,
     ProtocolError,
 )
-from metadata.ids import KEY_AVAILABLE
+from metadata.ids import KEY_AVAILABLE, KEY_ORDERS
 from metadata.owned_task import OwnedTask
+from metadata.repeated_reports import RepeatedReports
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
@@ -41,6 +45,8 @@ Answer = TypeVar("Answer", bound="Message")
 Result = TypeVar("Result")
 
 _REFRESH_RETRY_S = 0.5
+_REPORTS_LONGEST_S = 3600.0
+_REPORTS_MAX = 256
 GRACE_S = 0.1
 """How much longer the last answers are waited for once there are enough."""
 _CONNECT_GRACE_S = 0.3
@@ -69,7 +75,11 @@ class Quarantine:
 
 
 class BookieDirectory:
-    """The running bookies, as last read from the metadata store, and the bookies that failed lately."""
+    """The running bookies, as last read from the metadata store, and the bookies that failed lately.
+
+    A bookie with an operator's order is not writable here, whatever its own record says. The order comes by a
+    watch, and the record does not: it is read again when bookies come or go.
+    """
 
     def __init__(self, store: MetadataStore, config: ClientConfig) -> None:
         self._store = store
@@ -79,7 +89,14 @@ class BookieDirectory:
         self._quarantine = Quarantine(config.quarantine_s)
         self._loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()
-        self._task: OwnedTask | None = None
+        self.reports = RepeatedReports(self._loop, longest_s=_REPORTS_LONGEST_S, keys_max=_REPORTS_MAX)
+        """Of the whole client: warnings that come again and again."""
+        self._tasks: list[OwnedTask] = []
+        self._reads = 0
+        self._read_last = 0  # the newest read whose result is in use
+        self.orders = Orders()
+        """The orders as last read."""
+        self._told: dict[object, Callable[[], None]] = {}
 
     async def start(self) -> None:
         """Read the registrations, and follow them from now on.
@@ -88,13 +105,26 @@ class BookieDirectory:
             MetadataError: they cannot be read.
         """
         await self.refresh()
-        self._task = OwnedTask(self._follow, "bookie directory")
+        self._tasks = [
+            OwnedTask(partial(self._follow, KEY_AVAILABLE), "bookie directory"),
+            OwnedTask(partial(self._follow, KEY_ORDERS), "orders to bookies"),
+        ]
 
     async def close(self) -> None:
         """Stop following."""
-        if self._task is not None:
-            self._task.cancel()
-            await self._task.wait()
+        self.reports.close()
+        for task in self._tasks:
+            task.cancel()
+        for task in self._tasks:
+            await task.wait()
+
+    def tell_of_orders(self, owner: object, told: Callable[[], None]) -> None:
+        """Call `told` whenever the orders have changed, until `tell_no_more`."""
+        self._told[owner] = told
+
+    def tell_no_more(self, owner: object) -> None:
+        """End the calls of `tell_of_orders`."""
+        self._told.pop(owner, None)
 
     @property
     def available(self) -> Mapping[str, BookieRecord]:
@@ -133,17 +163,32 @@ class BookieDirectory:
         Raises:
             MetadataError: they cannot be read; the last ones stay in use.
         """
-        self._available = await available_bookies(self._store)
-        self._last_known.update(self._available)
+        self._reads += 1
+        number = self._reads
+        available = await available_bookies(self._store)
+        orders = await Orders.read(self._store)
+        if number < self._read_last:
+            return  # A read that began later has ended earlier.
+        self._read_last = number
+        self._last_known.update(available)
+        self._available = {
+            name: replace(record, is_writable=False) if name in orders.by_bookie else record
+            for name, record in available.items()
+        }
+        before, self.orders = self.orders, orders
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
+        if before.by_bookie != orders.by_bookie:
+            for told in list(self._told.values()):
+                told()
 
     async def registered(self) -> list[str]:
         """Return the bookies that have a cookie, running or not; none if the store cannot be reached."""
         try:
             return await registered_bookies(self._store)
         except MetadataError as error:
-            logger.warning("which bookies are registered cannot be read: %s", error)
+            what = "which bookies are registered cannot be read: %s"
+            self.reports.warn(logger, "registered bookies", what, error)
             return []
 
     async def wait_for_change(self, timeout_s: float) -> None:
@@ -152,14 +197,15 @@ class BookieDirectory:
             async with asyncio.timeout(timeout_s):
                 await self._changed.wait()
 
-    async def _follow(self) -> None:
+    async def _follow(self, key: str) -> None:
         while True:
             try:
-                async with contextlib.aclosing(self._store.watch(KEY_AVAILABLE)) as changes:
+                async with contextlib.aclosing(self._store.watch(key)) as changes:
                     async for _ in changes:
                         await self.refresh()
             except MetadataError as error:
-                logger.warning("the list of bookies cannot be read, the last one stays in use: %s", error)
+                what = "the list of bookies cannot be read, the last one stays in use: %s"
+                self.reports.warn(logger, "list of bookies", what, error)
             await asyncio.sleep(_REFRESH_RETRY_S)
 
 
@@ -175,7 +221,7 @@ class BookiePool:
         self._instance_id = instance_id
         self._open: dict[str, BookieConnection] = {}
         self._opening: dict[str, asyncio.Task[BookieConnection]] = {}
-        self._back_at: dict[str, float] = {}  # when suspects were reached
+        self._returning: dict[str, Deadline] = {}  # suspects that were reached, until these ends
         self._suspects: set[str] = set()  # whose connection ended in silence, and that were not reached since
         self._loop = asyncio.get_running_loop()
         self._is_closed = False
@@ -210,9 +256,8 @@ class BookiePool:
         Returns:
             Whether there was one to wait for.
         """
-        since = self._loop.time() - self._config.connect_timeout_s
         for name in bookie_ids:
-            is_back = self._back_at.get(name, since) > since and name in self._open
+            is_back = name in self._returning and name in self._open
             if is_back and name not in self.directory.available:
                 await self.directory.wait_for_change(_REFRESH_RETRY_S)
                 return True
@@ -245,22 +290,21 @@ class BookiePool:
         Returns:
             The tasks that are not done.
         """
-        begun = self._loop.time()
         done: set[asyncio.Task[Result]] = set()
         waiting = set(tasks)
-        until = None if timeout_s is None else begun + timeout_s
         has_enough = False
-        while waiting:
-            now = self._loop.time()
-            if not has_enough and is_enough(done):
-                has_enough = True
-                is_hopeless = {tasks[task] for task in waiting} <= set(self.doubtful())
-                grace_end = now + (doubtful_grace_s if is_hopeless else max(grace_s, now - begun))
-                until = grace_end if until is None else min(until, grace_end)
-            ended, waiting = await awake_wait(waiting, None if until is None else max(0.0, until - now))
-            done |= ended
-            if not ended:
-                break
+        with Deadline(timeout_s) as deadline:
+            begun = deadline.time()
+            while waiting:
+                if not has_enough and is_enough(done):
+                    has_enough = True
+                    is_hopeless = {tasks[task] for task in waiting} <= set(self.doubtful())
+                    took_s = deadline.time() - begun
+                    deadline.shorten(doubtful_grace_s if is_hopeless else max(grace_s, took_s))
+                ended, waiting = await deadline.wait(waiting)
+                done |= ended
+                if not ended:
+                    break
         return waiting
 
     async def ask(
@@ -416,7 +460,7 @@ class BookiePool:
         if self._opening.get(bookie_id) is task:
             del self._opening[bookie_id]
         if bookie_id in self._suspects:
-            self._back_at[bookie_id] = self._loop.time()
+            self._returns(bookie_id)
         self._suspects.discard(bookie_id)  # It is reached, or in quarantine.
         if task.cancelled() or task.exception() is not None:
             return
@@ -425,6 +469,13 @@ class BookiePool:
             connection.close()
         elif connection.is_open:
             self._open[bookie_id] = connection
+
+    def _returns(self, bookie_id: str) -> None:
+        """Note that a suspect was reached: for a while, its registration may still be on its way."""
+        if (former := self._returning.pop(bookie_id, None)) is not None:
+            former.stop()
+        end = Deadline(self._config.connect_timeout_s, lambda: self._returning.pop(bookie_id))
+        self._returning[bookie_id] = end.__enter__()
 
     def _lost(self, connection: BookieConnection) -> None:
         if self._open.get(connection.bookie_id) is connection:

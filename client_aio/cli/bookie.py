@@ -31,6 +31,7 @@ from bookie_aio.storage.inspection import Inspector
 from bookie_aio.storage.segment.format import AGE
 from bookie_aio.wire.messages import Done, Info, ListLedgers, ListLedgersAnswer
 from client_aio.bookies.connection import BookieConnection, connect
+from client_aio.cli import lifecycle
 from client_aio.cli.completion import complete_bookies
 from client_aio.cli.exit_codes import Exit
 from client_aio.cli.input import ask
@@ -49,14 +50,14 @@ from client_aio.cli.options import (
 )
 from client_aio.cli.output import Output
 from client_aio.cli.text import inspection_text
-from client_aio.config import MIB, AutoRecoveryConfig
+from client_aio.config import MIB, AutoRecoveryConfig, tune_gc
 from metadata.access.bookies import (
     BookieRecord,
+    Orders,
     SetBacks,
     available_bookies,
     join_address,
     registered_bookies,
-    retire,
     split_address,
 )
 from metadata.access.ledgers import LedgerStore
@@ -64,14 +65,13 @@ from metadata.backends.uri import open_store
 from metadata.errors import (
     BookieUnavailableError,
     BookKeeperError,
-    InvalidTransitionError,
-    NoSuchKeyError,
 )
 from metadata.ids import check_bookie_id
 from metadata.store import MetadataStore
 
 log = logging.getLogger(__name__)
 app = typer.Typer(no_args_is_help=True, help="Run bookies, and look after them.")
+app.registered_commands += lifecycle.app.registered_commands
 
 DIRECTORIES = typer.Option(
     "--dir",
@@ -194,6 +194,7 @@ async def _serve(
         ) as bookie,
     ):
         row = {"bookie_id": bookie.bookie_id, "addresses": bookie.addresses, "pid": os.getpid()}
+        tune_gc()  # again: what the start has read lives as long as the process
         output.document(row, text=f"bookie {bookie.bookie_id} serves on {', '.join(bookie.addresses)}")
         recovering = asyncio.create_task(_recover(store, recovery, placement, bookie.bookie_id))
         try:
@@ -424,55 +425,23 @@ async def list_(invocation: Invocation) -> None:
     """List the cluster's bookies: those that run, and those known to it that do not."""
     async with await open_store(invocation.metadata_uri) as store:
         running = await available_bookies(store)
-        known = {*await registered_bookies(store), *running}
+        orders = (await Orders.read(store)).by_bookie
+        known = {*await registered_bookies(store), *running, *orders}
     rows = []
     for bookie_id in sorted(known):
         record = running.get(bookie_id)
+        order = orders[bookie_id].mode if bookie_id in orders else None
         state = "down" if record is None else "writable" if record.is_writable else "read-only"
         rows.append(
             {
                 "bookie_id": bookie_id,
                 "state": state,
+                "order": order,
                 "addresses": record.addresses if record else None,
                 "rack": record.rack or None if record else None,
             }
         )
-    invocation.output.rows(rows, ("bookie_id", "state", "addresses", "rack"))
-
-
-@command(app, "forget")
-async def forget(
-    invocation: Invocation,
-    bookie: Annotated[str, typer.Argument(metavar="BOOKIE", help="The bookie's id.", show_default=False)],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say whether it may be forgotten.")] = False,
-) -> None:
-    """Leave a bookie that is gone for good out of every list. Refused while it runs, or a ledger names it.
-
-    Its id is never used again: a new bookie under it would have lost what the old one promised.
-    """
-    async with client_aio.connect(invocation.metadata_uri) as client:
-        store = client._context.ledgers.store
-        running, known = client.bookies, await registered_bookies(store)
-        if bookie not in known and bookie not in running:
-            raise NoSuchKeyError(
-                f"there is no bookie {bookie}; the cluster's are {', '.join(known) or 'none'}"
-            )
-        if bookie in running:
-            raise InvalidTransitionError(f"bookie {bookie} runs: stop it before it is forgotten")
-        from client_aio.autorecovery.survey import ledgers_naming
-
-        naming = await ledgers_naming(client._context, bookie)
-        if naming:
-            raise InvalidTransitionError(
-                f"{len(naming):,} ledgers name bookie {bookie}, such as {naming[0]}: have them repaired, "
-                f"closed or deleted first (`ledger list --bookie {bookie}`)"
-            )
-        if not dry_run:
-            await retire(store, bookie)
-    text = "may be forgotten" if dry_run else "is forgotten, and its id is not used again"
-    invocation.output.document(
-        {"bookie_id": bookie, "forgotten": not dry_run}, text=f"bookie {bookie} {text}"
-    )
+    invocation.output.rows(rows, ("bookie_id", "state", "order", "addresses", "rack"))
 
 
 @command(app, "inspect")

@@ -11,13 +11,14 @@ Owns the cluster's directory:
 Invariants:
 
 - A directory has at most one cluster running.
-- Bookies keep their ids from start to start; their ports may change.
+- Bookies keep their ids from start to start; their ports may change. One that has left is not started.
 - Bookies stop when the process that started them ends, even by `kill -9`: their standard input then ends.
 """
 
 import asyncio
 import contextlib
 import fcntl
+import itertools
 import json
 import os
 import signal
@@ -49,8 +50,9 @@ from client_aio.cli.options import (
 from client_aio.cli.output import Format, Output
 from client_aio.cli.text import cluster_repair_text, survey_text
 from client_aio.config import MIB, AutoRecoveryConfig
-from metadata.backends.uri import parse_uri
+from metadata.backends.uri import open_store, parse_uri
 from metadata.errors import BookKeeperError, DirectoryInUseError, InvalidArgumentError, OperationTimeoutError
+from metadata.ids import KEY_RETIRED
 
 BOOKIES = 3  # unless another number is asked for
 START_TIMEOUT_S = 120.0  # long, since a bookie replays its journal after a crash before it serves
@@ -167,9 +169,15 @@ class LocalCluster:
                 f"not in {self._metadata}"
             )
         spares = recorded.get("spares", 0)
+        retired = await self._retired() if names else set()
+        names = [name for name in names if name not in retired]
         self._check_count(len(names), spares)
         wanted = (self._asked_for or max(BOOKIES, len(names) - spares)) + self._spares
-        names += [f"b{number}" for number in range(len(names) + 1, wanted + 1)]
+        numbers = itertools.count(1)
+        while len(names) < wanted:
+            name = f"b{next(numbers)}"
+            if name not in {*names, *retired}:
+                names.append(name)
         self.bookies = [
             BookieProcess(
                 bookie_id=name,
@@ -180,6 +188,11 @@ class LocalCluster:
             )
             for number, name in enumerate(names)
         ]
+
+    async def _retired(self) -> set[str]:
+        """Return the bookies that have left the cluster: no bookie starts under their ids."""
+        async with await open_store(self.metadata_uri) as store:
+            return set(await store.children(KEY_RETIRED))
 
     def _check_count(self, present: int, spares: int) -> None:
         """Refuse to start fewer bookies than the directory has: ledgers are on all of them."""
@@ -279,6 +292,10 @@ class LocalCluster:
         self._record()
         while self._restart and not self._stopping:
             await asyncio.sleep(RESTART_DELAY_S)
+            with contextlib.suppress(BookKeeperError):
+                if bookie.bookie_id in await self._retired():
+                    self._report(f"bookie {bookie.bookie_id} has left the cluster, and is not started again")
+                    return
             try:
                 await self._start(bookie)
             except BookKeeperError as error:

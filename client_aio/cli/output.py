@@ -4,7 +4,7 @@ A result is a table, JSON, or JSON lines.
 
 Invariants: standard output holds the result and nothing else, so that it can be piped. Progress is a bar,
 where standard error is a terminal. Elsewhere only commands that may take hours write a line now and then. All
-text is escaped (`structured_logging.escape`): peers and users chose names, keys and values. Only the entries
+text is escaped (`metadata.text`): peers and users chose names, keys and values. Only the entries
 of a ledger are written as they are.
 """
 
@@ -21,7 +21,7 @@ from contextlib import asynccontextmanager, contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
-from bookie_aio.structured_logging import escape
+from metadata.text import escape
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -5,17 +5,19 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from bookie_aio.structured_logging import escape
 from client_aio.admin.repair import RepairedFragment, RepairReport
 from client_aio.admin.replicas import Replica
+from client_aio.autorecovery.drain import DrainPlan, DrainProgress
 from client_aio.autorecovery.survey import AutoRecoveryState, ClusterSurvey
 from client_aio.autorecovery.verification import Totals, VerifiedLedger
+from client_aio.core.audit import Ties
 from client_aio.core.repair_plan import EntryRun
 from client_aio.log.gaps import LogGap
 from client_aio.log.takeover import LogMetadata
 from metadata.errors import InvalidArgumentError
 from metadata.model.ledger import GivenUp, LedgerMetadata
 from metadata.model.log import LogRow
+from metadata.text import escape
 
 if TYPE_CHECKING:
     from bookie_aio.storage.inspection import Inspection  # a bookie's storage, which few commands need
@@ -374,10 +376,12 @@ def _time(milliseconds: int) -> str:
 def survey_text(found: ClusterSurvey) -> str:
     """Return the text of `cluster status`."""
     lines = [found.condition.label]
-    lines += [f"  {problem.text}" for problem in found.problems]
+    lines += [f"  {escape(problem.text)}" for problem in found.problems]
     lines.append("")
     for one in found.bookies:
         facts = [f"{one.ledgers:,} ledgers"]
+        if one.order is not None:
+            facts.insert(0, f"ordered to be {one.order}")
         if one.disk_free_bytes is not None:
             facts.append(f"{one.disk_free_bytes / 2**30:,.1f} GiB free")
         if one.ledgers_damaged:
@@ -385,7 +389,7 @@ def survey_text(found: ClusterSurvey) -> str:
         if one.gone_s is not None:
             facts.append(f"gone for {one.gone_s:,.0f} s at least")
         if one.rack:
-            facts.append(f"rack {one.rack}")
+            facts.append(f"rack {escape(one.rack)}")
         lines.append(f"bookie {one.bookie_id}: {one.state}, {', '.join(facts)}")
     states = ", ".join(f"{count:,} {state}" for state, count in found.ledgers.items())
     lines.append(f"ledgers: {states or 'none'}")
@@ -399,20 +403,62 @@ def recovery_text(state: AutoRecoveryState) -> str:
     estimate = "" if not state.estimate_s else f", about {state.estimate_s:,.0f} s of work"
     waiting = f" and {state.record.waiting:,} behind them" if state.record.waiting else ""
     lines = [
-        f"auto recovery: {'paused, ' if state.is_paused else ''}auditor {state.auditor or 'none'}, "
+        f"auto recovery: {'paused, ' if state.is_paused else ''}auditor {escape(state.auditor or 'none')}, "
         f"{len(state.workers)} workers, {len(state.refs):,} tasks{waiting}{estimate}"
     ]
     for copies, count in state.by_copies.items():
         lines.append(f"  {count:,} ledgers with {copies} good copies of some entries")
     for ref, task in state.tasks:
         if task.attempts:
-            lines.append(f"  ledger {ref.ledger_id}, {task.attempts} attempts: {task.error}")
+            lines.append(f"  ledger {ref.ledger_id}, {task.attempts} attempts: {escape(task.error)}")
     lines += [
-        f"  {worker.name} repairs ledger {worker.ledger_id}"
+        f"  {escape(worker.name)} repairs ledger {worker.ledger_id}"
         for worker in state.workers
         if worker.ledger_id is not None
     ]
     return "\n".join(lines)
+
+
+def document_of_plan(plan: DrainPlan) -> dict[str, Any]:
+    """Return what `bookie decommission --dry-run -o json` prints."""
+    return {
+        "bookie_id": plan.bookie_id,
+        "successor": plan.successor or None,
+        "running": plan.is_running,
+        "ledgers": len(plan.ties),
+        "to_copy": plan.count(Ties.COPIES),
+        "open": plan.count(Ties.WRITER),
+        "in_recovery": plan.count(Ties.RECOVERY),
+        "with_entries_found_nowhere": plan.count(Ties.ABSENT),
+        "stuck": plan.stuck,
+    }
+
+
+def text_of_plan(plan: DrainPlan) -> str:
+    """Return the text of `bookie decommission --dry-run`."""
+    state = "runs" if plan.is_running else "is down"
+    lines = [
+        f"bookie {plan.bookie_id} {state}, and {len(plan.ties):,} ledgers name it: "
+        f"{plan.count(Ties.COPIES):,} to copy, {plan.count(Ties.WRITER):,} open, "
+        f"{plan.count(Ties.RECOVERY):,} in recovery"
+    ]
+    if plan.count(Ties.ABSENT):
+        lines.append(f"{plan.count(Ties.ABSENT):,} have entries that only it may hold: repair them first")
+    if plan.stuck:
+        named = ", ".join(map(str, plan.stuck[:20])) + (", …" if len(plan.stuck) > 20 else "")
+        lines.append(f"{len(plan.stuck):,} have no other bookie to move to: {named}. Start another bookie")
+    else:
+        lines.append("nothing stands against it" if not plan.count(Ties.ABSENT) else "")
+    return "\n".join(line for line in lines if line)
+
+
+def progress_of_drain(now: DrainProgress) -> str:
+    """Return the figures beside the bar of `bookie decommission`."""
+    if now.is_paused:
+        return f"{now.ledgers_left:,} ledgers left; auto recovery is paused"
+    estimate = "" if now.estimate_s is None else f", about {now.estimate_s:,.0f} s"
+    waiting = f", {now.writers_left:,} open" if now.writers_left else ""
+    return f"{now.ledgers_left:,} ledgers left{waiting}{estimate}"
 
 
 def cluster_repair_text(rows: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) -> str:

@@ -30,6 +30,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from client_aio.core.quorum import write_set
+from metadata.model.ledger import LedgerState
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -356,7 +357,7 @@ class Seats(NamedTuple):
     in_place: tuple[str, ...]
     """Bookies that answer and lack entries, or have a mark that can be lifted: copied to in their place."""
     replaced: tuple[str, ...]
-    """Bookies that are lost and do not answer: others get their seats."""
+    """Bookies that are lost and do not answer, or that leave: others get their seats."""
     unknown: tuple[str, ...]
     """Bookies that do not answer, and are not held for lost: left as they are."""
 
@@ -366,6 +367,7 @@ def seats_to_repair(
     lost: Collection[str],
     running: Collection[str],
     marks_stay: Collection[str],
+    leaving: Collection[str] = (),
 ) -> Seats:
     """Return what to do about the bookies of a ledger.
 
@@ -374,12 +376,15 @@ def seats_to_repair(
         lost: the bookies that an auditor holds for lost.
         running: the bookies that are registered now. A lost bookie that is back is repaired in its place.
         marks_stay: the bookies whose marks cannot be lifted now. A mark alone of such a bookie needs nothing.
+        leaving: the bookies that an operator has ordered to leave, running or not.
     """
     in_place: dict[str, None] = {}
     replaced: dict[str, None] = {}
     unknown: dict[str, None] = {}
     for replica in replicas:
-        if replica.is_silent:
+        if replica.bookie_id in leaving:
+            replaced[replica.bookie_id] = None
+        elif replica.is_silent:
             is_gone = replica.bookie_id in lost and replica.bookie_id not in running
             (replaced if is_gone else unknown)[replica.bookie_id] = None
         elif not replica.is_whole or (replica.is_marked and replica.bookie_id not in marks_stay):
@@ -406,6 +411,79 @@ def copies_by_replicas(write_quorum: int, replicas: Iterable[ReplicaState]) -> i
         bad = {one.bookie_id for one in seats if one.is_silent or not one.is_whole}
         fewest = min(fewest, good_copies([one.bookie_id for one in seats], write_quorum, bad))
     return fewest
+
+
+class Ties(enum.Flag):
+    """Why a bookie must not leave the cluster yet, because of one ledger."""
+
+    NONE = 0
+    COPIES = enum.auto()
+    """A complete fragment names it: its entries are to be copied, and its seat to be given away."""
+    WRITER = enum.auto()
+    """The last fragment of an OPEN ledger names it: the ledger's writer moves off it."""
+    RECOVERY = enum.auto()
+    """A recovery is under way that may have stored entries on it, under names that no metadata have yet."""
+    ABSENT = enum.auto()
+    """It is recorded as one that may hold what a repair found nowhere."""
+
+
+def ties_of(metadata: LedgerMetadata, layout: Layout, bookie_id: str, *, is_held: bool) -> Ties:
+    """Return why a ledger ties a bookie that is to leave.
+
+    Args:
+        metadata: as read, with the layout that includes the fragments in pages.
+        is_held: whether the bookie holds anything of the ledger, as it says itself.
+    """
+    ties = Ties.NONE
+    if any(bookie_id in ensemble for ensemble in layout.complete):
+        ties |= Ties.COPIES
+    is_growing = bookie_id in layout.growing
+    if metadata.state is LedgerState.IN_RECOVERY and (is_growing or is_held):
+        ties |= Ties.RECOVERY
+    elif is_growing:
+        ties |= Ties.WRITER
+    if any(one.bookie == bookie_id for one in metadata.absent):
+        ties |= Ties.ABSENT
+    return ties
+
+
+def has_substitute(layout: Layout, bookie_id: str, usable: Collection[str]) -> bool:
+    """Return whether each fragment that names a bookie can have one of the usable bookies in its place."""
+    return all(
+        any(name != bookie_id and name not in ensemble for name in usable)
+        for ensemble in (*layout.complete, layout.growing)
+        if bookie_id in ensemble
+    )
+
+
+class Pace:
+    """How long the rest takes, by what was done so far; and for how long nothing has been done."""
+
+    def __init__(self, now: float, left: int) -> None:
+        self._began, self._moved_at = now, now
+        self._most = self.left = left
+
+    def note(self, now: float, left: int) -> None:
+        """Note how much is left. What is added meanwhile counts as part of the whole."""
+        if left != self.left:
+            self._moved_at = now
+        self._most += max(left - self.left, 0)
+        self.left = left
+
+    @property
+    def done(self) -> int:
+        """Return how much was done."""
+        return self._most - self.left
+
+    def estimate_s(self, now: float) -> float | None:
+        """Return how long the rest takes; None where nothing was done yet."""
+        if not self.left:
+            return 0.0
+        return (now - self._began) * self.left / self.done if self.done else None
+
+    def still_s(self, now: float) -> float:
+        """Return for how long the count has not changed."""
+        return now - self._moved_at
 
 
 def fewest_copies(
@@ -469,6 +547,7 @@ def judge(
     *,
     down: Mapping[str, int],
     impaired: Sequence[str],
+    ordered: Mapping[str, str],
     damaged: Sequence[str],
     lacking: Mapping[int, int],
     tasks: Mapping[int, int],
@@ -482,7 +561,8 @@ def judge(
 
     Args:
         down: for each bookie that is registered nowhere now, how many ledgers name it.
-        impaired: bookies that take no entries, or give no answer.
+        impaired: bookies that take no entries, or give no answer, without an operator's order.
+        ordered: the mode of the order of each bookie that has one.
         damaged: bookies with marks of lost data.
         lacking: how many ledgers name bookies that are down in complete fragments, by good copies.
         tasks: how many repair tasks there are, by good copies.
@@ -517,6 +597,8 @@ def judge(
             note(Condition.HEALTHY, f"bookie {bookie_id} is down, and no ledger names it")
     for bookie_id in impaired:
         note(Condition.DEGRADED, f"bookie {bookie_id} is read-only, or gives no answer")
+    for bookie_id, mode in sorted(ordered.items()):
+        note(Condition.HEALTHY, f"bookie {bookie_id} is {mode}, by an operator's order")
     for bookie_id in damaged:
         note(Condition.DEGRADED, f"bookie {bookie_id} lost data of some ledgers")
     if is_paused:

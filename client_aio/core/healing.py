@@ -23,7 +23,6 @@ from collections import deque
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from client_aio.core.add_window import ENTRY_OVERHEAD_BYTES, AddWindow
-from client_aio.core.liveness import LATE_S, shifted
 from client_aio.core.takeover import take_over
 from metadata.model.log import Position
 
@@ -226,18 +225,15 @@ class AppendAges:
         self._timeout_s = timeout_s
         self._marks: deque[tuple[float, int]] = deque()  # at that time so many appends had been made
 
-    def is_overdue(self, now: float, appended: int, settled: int, *, late_s: float = 0.0) -> bool:
+    def is_overdue(self, now: float, appended: int, settled: int) -> bool:
         """Look: of `appended` appends so far, the first `settled` are acknowledged or have failed.
 
         Args:
-            late_s: our own event loop did not run for so long before this look. Answers may wait: this look
-                judges nothing.
+            now: by a clock that stands still while our own event loop does.
         """
         marks = self._marks
-        if late_s >= LATE_S:
-            marks = self._marks = deque((shifted(at, late_s, now), number) for at, number in marks)
         if not marks or marks[-1][1] < appended:
             marks.append((now, appended))
         while marks and marks[0][1] <= settled:
             marks.popleft()
-        return bool(marks) and now - marks[0][0] >= self._timeout_s and late_s < LATE_S
+        return bool(marks) and now - marks[0][0] >= self._timeout_s

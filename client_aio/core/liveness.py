@@ -11,7 +11,8 @@ things are no silence of the peer:
 The third is seen at a timer that fires late. The time by which it is late counts for no deadline. The look at
 which this is noticed judges nothing: the answers that wait are read first.
 
-`Patience` keeps the same rule for deadlines of work that many bookies do together.
+`Patience` is the deadline of work that many bookies do together. It is given the time of an `AwakeClock`,
+which keeps the same rule (`metadata.awake`).
 
 Owns the decisions. Does not own the clock, the timer nor the connection. All times are of the caller's clock.
 """
@@ -20,8 +21,8 @@ from __future__ import annotations
 
 import enum
 
-LOOK_INTERVAL_S = 0.25
-"""How often a connection with outstanding requests is looked at, at least."""
+from metadata.awake import LATE_S, LOOK_INTERVAL_S
+
 PING_AFTER_S = 0.5
 """A connection with outstanding requests sends a PING when nothing has come for this time."""
 SILENT_AFTER_S = 0.5
@@ -30,8 +31,6 @@ PING_TIMEOUT_S = 2.25
 """A peer of which nothing comes for this time after a PING is gone, by default.
 
 Above two seconds: a bookie whose event loop stands still for that long has not failed."""
-LATE_S = 0.1
-"""A timer that is later than this was held up. Smaller delays are of a busy loop, which does read answers."""
 
 
 class Verdict(enum.Enum):
@@ -53,36 +52,24 @@ class Patience:
     Without a look for the whole timeout nobody has waited, and the time begins again.
     """
 
-    __slots__ = ("_asked_at", "_counted_at", "_is_late", "_progress", "_since", "_timeout_s")
+    __slots__ = ("_asked_at", "_progress", "_since", "_timeout_s")
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
-        self._since = self._asked_at = self._counted_at = float("-inf")
-        self._is_late = False
+        self._since = self._asked_at = float("-inf")
         self._progress: object = None
-
-    def woke(self, now: float, due_at: float) -> None:
-        """Note the end of a wait between two looks, which should have ended at `due_at` at the latest.
-
-        Our own loop did not run since then. Several callers may wait for the same time.
-        """
-        late_s = now - max(due_at, self._counted_at)
-        if late_s >= LATE_S:
-            self._since += late_s
-            self._asked_at += late_s
-            self._counted_at, self._is_late = now, True
 
     def is_over(self, now: float, progress: object) -> bool:
         """Return whether there has been no progress for the whole timeout.
 
         Args:
+            now: by a clock that stands still while our own event loop does.
             progress: another value than at the last look is progress.
         """
         if progress != self._progress or now > self._asked_at + self._timeout_s:
             self._since, self._progress = now, progress
         self._asked_at = now
-        is_late, self._is_late = self._is_late, False
-        return now > self._since + self._timeout_s and not is_late
+        return now > self._since + self._timeout_s
 
 
 class Liveness:

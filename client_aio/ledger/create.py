@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from bookie_aio.wire.messages import VERSION_IS_FREE, Done, IsFree
-from client_aio.bookies.connection import awake_wait
 from client_aio.bookies.ensemble_finder import Sizes
 from client_aio.core.digest import check_choice
 from client_aio.ledger.writer import LedgerWriter
+from metadata.awake import awake_wait
 from metadata.errors import (
     BookKeeperError,
     InvalidArgumentError,

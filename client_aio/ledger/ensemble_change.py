@@ -12,7 +12,6 @@ import logging
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from client_aio.bookies.ensemble_finder import Sizes
-from client_aio.context import Repeats
 from client_aio.core.ensemble_change import (
     Abandon,
     Copy,
@@ -28,6 +27,7 @@ from client_aio.core.ensemble_change import (
 )
 from client_aio.core.liveness import Patience
 from client_aio.core.quorum import indexes_of
+from metadata.awake import awake_timeout
 from metadata.errors import (
     BookKeeperError,
     InvalidTransitionError,
@@ -129,7 +129,6 @@ class EnsembleChangeTask(Generic[Token]):
         self._step: Step = None  # under way
         self._has_seated = False  # the replacements of a `Copy` under way
         self._look: OwnedTask | None = None  # at the metadata of an owner that is fenced
-        self._repeats = Repeats()
 
     @property
     def fragment(self) -> Fragment:
@@ -182,7 +181,7 @@ class EnsembleChangeTask(Generic[Token]):
     async def _fail_fenced(self, error: BookKeeperError) -> None:
         ledger_id = self._replicator.window.ledger_id
         try:
-            async with asyncio.timeout(_LOOK_S):
+            async with awake_timeout(_LOOK_S):
                 await self._context.ledgers.read(ledger_id, sync=True)
         except NoSuchLedgerError:
             error = NoSuchLedgerError(f"ledger {ledger_id} has been deleted", ledger_id=ledger_id)
@@ -336,13 +335,11 @@ class EnsembleChangeTask(Generic[Token]):
                     return changer.next()  # Bookies that only stood still are back, or are known to be down.
             if isinstance(step, Wait):
                 names = ", ".join(changer.target[index] for index in indexes_of(seats))
-                now = asyncio.get_running_loop().time()
-                if count := self._repeats.due((names, step.is_frozen), now):
-                    logger.warning(
-                        "ledger=%d writing %s without %s (looked %d times since the last report): %s",
-                        self._replicator.window.ledger_id, "waits" if step.is_frozen else "goes on", names,
-                        count, error,
-                    )  # fmt: skip
+                ledger_id, doing = self._replicator.window.ledger_id, "waits" if step.is_frozen else "goes on"
+                self._context.reports.warn(
+                    logger, ("without", doing, names), "ledger=%d writing %s without %s: %s",
+                    ledger_id, doing, names, error,
+                )  # fmt: skip
             return step
         filled = indexes_of(found.filled)
         if any(self._has_just_been_seated(found.bookies[index]) for index in filled):
@@ -360,7 +357,8 @@ class EnsembleChangeTask(Generic[Token]):
             # Without the store a roll can wait. Once its compare-and-set has begun, all adds wait too.
             await self._context.ledgers.read(metadata.ledger_id)
         except MetadataUnavailableError as error:
-            logger.warning("ledger=%d its next fragment waits: %s", metadata.ledger_id, error)
+            what = "ledger=%d its next fragment waits: %s"
+            self._context.reports.warn(logger, ("roll", metadata.ledger_id), what, metadata.ledger_id, error)
             self._end_rolls(error)
             return changer.roll_later()
         if metadata.is_crowded:
@@ -369,7 +367,7 @@ class EnsembleChangeTask(Generic[Token]):
                 "trim it",
                 ledger_id=metadata.ledger_id,
             )
-            logger.warning("%s", crowded)
+            self._context.reports.warn(logger, ("crowded", metadata.ledger_id), "%s", crowded)
             self._end_rolls(crowded)
             return changer.roll_later()
         try:
@@ -377,7 +375,8 @@ class EnsembleChangeTask(Generic[Token]):
                 metadata.ledger_id, Sizes.of(metadata), excluded=self._disowning
             )
         except NotEnoughBookiesError as error:
-            logger.warning("ledger=%d its next fragment has the same bookies: %s", metadata.ledger_id, error)
+            what = "ledger=%d its next fragment has the same bookies: %s"
+            self._context.reports.warn(logger, ("same", metadata.ledger_id), what, metadata.ledger_id, error)
             return changer.not_found_all()
         self._connections = found.connections
         return changer.found_all(found.bookies)
@@ -405,14 +404,15 @@ class EnsembleChangeTask(Generic[Token]):
 
     def _check_patience(self, why: str) -> None:
         """Raise NotEnoughBookiesError if the window has been stuck for too long."""
-        if self._patience.is_over(asyncio.get_running_loop().time(), self._replicator.window.lac):
+        clock = self._context.clock
+        is_over = self._patience.is_over(clock.time(), self._replicator.window.lac)
+        if is_over and not clock.has_just_woken:
             raise self._not_enough(why)
 
     async def _wait(self, is_frozen: bool) -> None:
         if is_frozen:
             self._check_patience("no other bookie came up, and stayed, in time")
-        retry_s, loop = self._context.config.replacement_retry_s, asyncio.get_running_loop()
-        due_at = loop.time() + retry_s
+        retry_s = self._context.config.replacement_retry_s
         waits = [
             asyncio.ensure_future(self._context.pool.directory.wait_for_change(retry_s)),
             asyncio.ensure_future(self._is_finishing.wait()),
@@ -423,7 +423,6 @@ class EnsembleChangeTask(Generic[Token]):
             for wait in waits:
                 wait.cancel()
             await asyncio.gather(*waits, return_exceptions=True)
-        self._patience.woke(loop.time(), due_at)
 
     async def _copy(self) -> None:
         while self._replicator.window.awaits_copies and self._owner._needs_bookies():

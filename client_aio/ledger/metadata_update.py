@@ -11,6 +11,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from client_aio.core.ensemble_change import Apply, Attempt, MetadataUpdate
+from metadata.awake import Deadline
 from metadata.errors import MetadataUnavailableError, VersionConflictError
 from metadata.write_outcome import is_overwritten
 
@@ -45,8 +46,11 @@ class VersionedLedgerMetadata:
             MetadataUnavailableError: no definite outcome within `ensemble_change_timeout_s`.
             NoSuchLedgerError: the ledger has been deleted.
         """
-        ledgers, loop = self._context.ledgers, asyncio.get_running_loop()
-        give_up_at = loop.time() + self._context.config.ensemble_change_timeout_s
+        with Deadline(self._context.config.ensemble_change_timeout_s) as deadline:
+            return await self._update(apply, deadline)
+
+    async def _update(self, apply: Apply, deadline: Deadline) -> bool:
+        ledgers = self._context.ledgers
         update = MetadataUpdate(self.current, self.version, apply)
         attempt: Attempt | None = None
         token = ""
@@ -59,11 +63,11 @@ class VersionedLedgerMetadata:
             try:
                 version = await ledgers.compare_and_set(attempt.metadata, attempt.version, token=token)
             except VersionConflictError:
-                update.conflicted(*await self._read(give_up_at))
+                update.conflicted(*await self._read(deadline))
             except MetadataUnavailableError as error:
                 # Unknown: the request may still take effect. The same one is retried until that is settled.
-                await self._pause(give_up_at, error)
-                found, now = await self._read(give_up_at)
+                await self._pause(deadline, error)
+                found, now = await self._read(deadline)
                 if is_overwritten(attempt.version, now):  # perhaps before the attempt was sent
                     update.conflicted(found, now)
             else:
@@ -73,15 +77,16 @@ class VersionedLedgerMetadata:
         self.current, self.version = update.metadata, update.version
         return False
 
-    async def _read(self, give_up_at: float) -> tuple[LedgerMetadata, Version]:
+    async def _read(self, deadline: Deadline) -> tuple[LedgerMetadata, Version]:
         while True:
             try:
                 return await self._context.ledgers.read(self.current.ledger_id)
             except MetadataUnavailableError as error:
-                await self._pause(give_up_at, error)
+                await self._pause(deadline, error)
 
-    async def _pause(self, give_up_at: float, error: MetadataUnavailableError) -> None:
-        if asyncio.get_running_loop().time() > give_up_at:
+    async def _pause(self, deadline: Deadline, error: MetadataUnavailableError) -> None:
+        if deadline.is_over:
             raise error
-        logger.warning("ledger=%d metadata not reachable, trying again: %s", self.current.ledger_id, error)
+        ledger_id, what = self.current.ledger_id, "ledger=%d metadata not reachable, trying again: %s"
+        self._context.reports.warn(logger, ("metadata", ledger_id), what, ledger_id, error)
         await asyncio.sleep(_RETRY_S)

@@ -384,7 +384,9 @@ class Recovery:
                     if isinstance(outcome, LedgerFencedError):
                         raise fenced_by_term(self.metadata.ledger_id, outcome)
                     if isinstance(outcome, BookKeeperError):
-                        logger.warning("ledger=%d recovery read: %s", self.metadata.ledger_id, outcome)
+                        key = ("recovery read", outcome.bookie_id, type(outcome))
+                        what = "ledger=%d recovery read: %s"
+                        self._context.reports.warn(logger, key, what, self.metadata.ledger_id, outcome)
                         search.error(ask)
                     else:
                         blocks, answer = outcome

@@ -42,10 +42,11 @@ from client_aio.bookies.connection import BookieConnection, Outcome, error_of
 from client_aio.core.add_window import AddWindow
 from client_aio.core.ensemble_change import EnsembleChangeMachine
 from client_aio.core.liveness import Patience
-from client_aio.core.quorum import indexes_of
+from client_aio.core.quorum import can_acknowledge, indexes_of
 from client_aio.ledger.ensemble_change import ChangesOwner, EnsembleChangeTask
 from client_aio.ledger.futures import fenced_by_term
 from metadata.errors import (
+    BookieReadOnlyError,
     BookieUnavailableError,
     BookKeeperError,
     LedgerFencedError,
@@ -57,12 +58,13 @@ from metadata.errors import Outcome as ErrorOutcome
 from metadata.ids import NO_ENTRY
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from client_aio.config import ClientConfig
     from client_aio.context import ClientContext
     from client_aio.core.add_window import AddGroup, Send
     from client_aio.core.digest import Digest
+    from metadata.awake import AwakeClock
     from metadata.model.ledger import LedgerMetadata
 
 logger = logging.getLogger(__name__)
@@ -308,6 +310,13 @@ class Replicator(Generic[Token]):
             self._refused(index, epoch, self._seats[index], outcome)
         # Any other refusal is found by the next add.
 
+    def leave(self, seats: Iterable[int]) -> None:
+        """Count the bookies of these seats as failed: an operator has ordered them to take no entries."""
+        for index in seats:
+            bookie_id = self._seats[index].bookie_id
+            why = f"an operator has ordered bookie {bookie_id} to take no entries"
+            self._fail(index, self.window.epoch(index), BookieReadOnlyError(why, bookie_id=bookie_id))
+
     def stop(self) -> None:
         """Ignore refusals and failures of bookies from now on: nothing more will be sent."""
         self._is_stopped = True
@@ -399,7 +408,6 @@ class Replicator(Generic[Token]):
         if self._is_stopped or not self.window.fail(index, epoch):
             return
         seat = self._seats[index]
-        logger.warning("ledger=%d bookie=%s failed: %s", self.window.ledger_id, seat.bookie_id, error)
         # A bookie that answered with an error keeps its connection: other ledgers may use it.
         seat.connection, seat.failure = None, error
         self._on_seat_failed(seat.bookie_id, error)
@@ -486,7 +494,33 @@ class Replication(Generic[Token]):
         if self.window.failed and self._owner._needs_bookies():
             self.changes.begin()
 
+    def leave_ordered(self) -> None:
+        """Move off bookies that an operator has ordered to take no entries, before an add meets a refusal.
+
+        Called at each order, and when bookies have taken seats: an order may come after a bookie was chosen.
+
+        An idle writer learns of the order by this alone. Where Qa does not hold without these bookies, only
+        a refusal by the bookie itself fails the seat: the order may be taken back before the next add.
+        """
+        ordered = self._context.pool.directory.orders.by_bookie
+        if not ordered or not self._owner._needs_bookies():
+            return
+        window = self.window
+        seats = [
+            index
+            for index, name in enumerate(self.replicator.bookies)
+            if name in ordered and not window.failed >> index & 1
+        ]
+        failed = window.failed | sum(1 << index for index in seats)
+        if seats and can_acknowledge(
+            failed, window.ensemble_size, window.write_quorum, self._owner.metadata.ack_quorum
+        ):
+            self.replicator.leave(seats)
+
     def _on_seat_failed(self, bookie_id: str, error: BookKeeperError) -> None:
+        # By bookie: each attempt to heal, and each ledger of this client, meets the same failure.
+        key, what = ("failed", bookie_id, type(error)), "ledger=%d bookie=%s failed: %s"
+        self._context.reports.warn(logger, key, what, self.window.ledger_id, bookie_id, error)
         self._context.pool.directory.note_refusal(bookie_id, error)
         self.replace_failed()
 
@@ -503,9 +537,10 @@ class CopiesWatch:
     that.
     """
 
-    def __init__(self, replicator: Replicator[Any], timeout_s: float) -> None:
+    def __init__(self, replicator: Replicator[Any], timeout_s: float, clock: AwakeClock) -> None:
         self._replicator = replicator
         self._timeout_s = timeout_s
+        self._clock = clock
         self._patience = Patience(timeout_s)
         self._ends, self._fewest_owed = (NO_ENTRY, NO_ENTRY), 0  # LAFR and LAC at the last look
 
@@ -518,7 +553,7 @@ class CopiesWatch:
         Raises:
             NotEnoughBookiesError: no missing copy has come for the timeout. Nothing has failed by that.
         """
-        window, loop = self._replicator.window, asyncio.get_running_loop()
+        window, clock = self._replicator.window, self._clock
         room.clear()
         if not window.is_guaranteed:
             await room.wait()
@@ -527,7 +562,8 @@ class CopiesWatch:
         if ends != self._ends or owed < self._fewest_owed:
             self._ends, self._fewest_owed = ends, owed
         is_waiting = owed and window.lac == window.last_add_pushed
-        if is_waiting and self._patience.is_over(loop.time(), (self._ends, self._fewest_owed)):
+        is_over = is_waiting and self._patience.is_over(clock.time(), (self._ends, self._fewest_owed))
+        if is_over and not clock.has_just_woken:
             error = NotEnoughBookiesError(
                 f"entries {window.lafr + 1} to {window.lac} of ledger {window.ledger_id} are acknowledged, "
                 f"but for {self._timeout_s:g} s no copy has come of those that "
@@ -538,12 +574,9 @@ class CopiesWatch:
             )
             error.outcome = ErrorOutcome.NOT_DONE  # The entries are acknowledged: only the call has failed.
             raise error
-        step_s = self._timeout_s / 4
-        due_at = loop.time() + step_s
         with suppress(TimeoutError):
-            async with asyncio.timeout_at(due_at):
+            async with asyncio.timeout(self._timeout_s / 4):
                 await room.wait()
-        self._patience.woke(loop.time(), due_at)
 
 
 class StallWatch:
@@ -554,9 +587,14 @@ class StallWatch:
     """
 
     def __init__(
-        self, window: AddWindow[Any], on_stalled: Callable[[OperationTimeoutError], None], timeout_s: float
+        self,
+        window: AddWindow[Any],
+        on_stalled: Callable[[OperationTimeoutError], None],
+        timeout_s: float,
+        clock: AwakeClock,
     ) -> None:
         self._window = window
+        self._clock = clock
         self._on_stalled = on_stalled
         self._timeout_s = timeout_s
         self._loop = asyncio.get_running_loop()
@@ -567,19 +605,12 @@ class StallWatch:
         """Stop watching."""
         self._timer.cancel()
 
-    def _look_later(self) -> None:
-        self._due_at = self._loop.time() + self._timeout_s / 4
-        self._timer = self._loop.call_at(self._due_at, self._look_again)
-
-    def _look_again(self) -> None:
-        self._patience.woke(self._loop.time(), self._due_at)
-        self._look()
-
     def _look(self) -> None:
-        window, now = self._window, self._loop.time()
+        window, clock = self._window, self._clock
         reported = window.last_entry_reported
         is_idle = reported == window.last_add_pushed
-        if self._patience.is_over(now, None if is_idle else reported) and not is_idle:
+        is_over = self._patience.is_over(clock.time(), None if is_idle else reported)
+        if is_over and not is_idle and not clock.has_just_woken:
             self._on_stalled(
                 OperationTimeoutError(
                     f"entry {reported + 1} of ledger {window.ledger_id} was not acknowledged by "
@@ -589,4 +620,4 @@ class StallWatch:
                 )
             )
             return
-        self._look_later()
+        self._timer = self._loop.call_later(self._timeout_s / 4, self._look)

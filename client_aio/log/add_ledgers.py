@@ -129,6 +129,12 @@ class Addition:
             f"{found}, and only the very batch that a log recorded last can be repeated"
         )
 
+    def check_fits(self, head: LogHead) -> None:
+        """Raise the error with which `change` would refuse this head."""
+        if self.fits is not None and not self.replace:
+            self.fits(head)
+        head.with_custom(self.custom)
+
     def change(self, head: LogHead, rows: Sequence[LogRow]) -> LogHead:
         """Return the head with the rows, the custom metadata and the transaction of this addition."""
         if self.replace:
@@ -185,14 +191,16 @@ async def _try_to_add(
     if addition.is_repeated(head):
         return AddedToLog(True, ())
     takeover = await LogTakeover.prepare(context, lists, password)
-    await takeover.fence()
     head, version = takeover.head, takeover.version
+    # Before anything is fenced: an addition that is refused must not end a healthy writer.
     if addition.is_repeated(head):
         return AddedToLog(True, ())
+    addition.check_fits(head)
+    await _check_unlisted(lists, head, addition)
+    await takeover.fence()
     if addition.replace and head.has_dropped:
         await finish_dropping(context, lists, head, version, password)
         return None  # A writer that took the log over meanwhile has not been fenced yet.
-    await _check_unlisted(lists, head, addition)
     rows = await _rows(context, head, addition.ledger_ids)
     # After the list was read: a sweep that sets CONDEMNED later raises the list's version after it.
     await claim(context, addition.ledger_ids, lists.name, partial(_check_addable, log_name=lists.name))

@@ -115,7 +115,9 @@ class Opener:
         Raises:
             NoSuchLogError: there is no such log. Otherwise as `Client.open_log`.
         """
-        takeover = await LogTakeover.prepare(self._context, self._lists, self._settings.password)
+        takeover = await LogTakeover.prepare(
+            self._context, self._lists, self._settings.password, check=self._check_custom
+        )
         ledger = await self._create(takeover.head)
         # Not before there is a ledger to go on in: else a healthy writer would be fenced in vain.
         try:
@@ -155,6 +157,10 @@ class Opener:
             return await self._list(await self._create(takeover.head), takeover)
         except NoSuchLogError as error:
             raise self._lost(str(error)) from error
+
+    def _check_custom(self, head: LogHead) -> None:
+        """Raise InvalidArgumentError if the log's custom metadata have no room for those of this writer."""
+        head.with_custom(self._custom)
 
     def _check_own(self, head: LogHead) -> None:
         """Raise LogFencedError unless this writer still has the log. Nothing has been fenced yet."""
@@ -238,6 +244,7 @@ class Healer:
         log: HealedLog,
         timeout_s: float | None,
     ) -> None:
+        self._context = context
         self._name = lists.name
         self._log = log
         self._loop = asyncio.get_running_loop()
@@ -328,7 +335,8 @@ class Healer:
         if is_final(error) or (is_closing and not self.backlog):
             self.end(error)
             return
-        logger.warning("log=%s its ledger %d has failed, healing: %s", self._name, ledger.ledger_id, error)
+        what = "log=%s its ledger %d has failed, healing: %s"
+        self._context.reports.warn(logger, ("healing", self._name), what, self._name, ledger.ledger_id, error)
         self.hold()
         self.healing.begin(lambda: self._open_again(ledger), self._opened)
 

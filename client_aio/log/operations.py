@@ -85,7 +85,8 @@ class LogOperations(ContextOwner):
             ledger_metadata: kept with each ledger that this writer makes, at most 64 KiB.
 
         Raises:
-            InvalidArgumentError: at the call: an argument is not legal.
+            InvalidArgumentError: at the call: an argument is not legal. On opening: the log has no room for
+                the custom metadata. No writer has been fenced.
             NoSuchLogError: on opening, with `create=False`: there is no such log.
             LedgerRecoveryError: on opening: too few bookies of the log's last ledgers answer; try again
                 later. The present writer goes on, unless bookies were lost during the takeover.

@@ -249,7 +249,7 @@ class LogReading:
                         if self._start == "end":
                             self._start = None
             except MetadataUnavailableError as error:
-                logger.warning("log=%s its list is not reachable: %s", self._lists.name, error)
+                self._warn("log=%s its list is not reachable: %s", self._lists.name, error)
             await asyncio.sleep(_RETRY_S)
 
     async def _begun(self) -> tuple[int | None, LogCursor]:
@@ -344,8 +344,12 @@ class LogReading:
                         if cursor.step() is not None:
                             return
             except MetadataUnavailableError as error:
-                logger.warning("log=%s its list is not reachable: %s", self._lists.name, error)
+                self._warn("log=%s its list is not reachable: %s", self._lists.name, error)
             await asyncio.sleep(_RETRY_S)
+
+    def _warn(self, message: str, name: str | int, error: BookKeeperError) -> None:
+        """Warn of what may happen again at each attempt."""
+        self._context.reports.warn(logger, (message, name, type(error)), message, name, error)
 
     # --- one ledger ---
 
@@ -367,7 +371,7 @@ class LogReading:
         except MetadataUnavailableError as error:
             if not self._follow:
                 raise
-            logger.warning("log=%s its metadata are not reachable: %s", self._lists.name, error)
+            self._warn("log=%s its metadata are not reachable: %s", self._lists.name, error)
             await asyncio.sleep(_RETRY_S)
         except BookKeeperError as error:
             # A truncation or a deletion of the log may have caused this: then `_learn` raises its own error.
@@ -519,7 +523,7 @@ class LogReading:
         except BookieUnavailableError as error:
             if reader.last_add_confirmed >= 0:
                 return True
-            logger.warning("ledger=%d its LAC is not known for now: %s", reader.ledger_id, error)
+            self._warn("ledger=%d its LAC is not known for now: %s", reader.ledger_id, error)
             self._doubt = error
             return False
 

@@ -16,7 +16,6 @@ import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from client_aio.context import Repeats
 from client_aio.core.log_chain import Listing
 from client_aio.ledger.create import create_ledger
 from client_aio.log.takeover import discard, is_met
@@ -100,7 +99,6 @@ class Roller:
         self._limits = limits
         self._log = log
         self._make = make
-        self._repeats = Repeats()
         self._loop = asyncio.get_running_loop()
         self._wake = asyncio.Event()
         self._is_stopping = False
@@ -247,11 +245,7 @@ class Roller:
                 ledger = await self._create()
             except BookKeeperError as error:
                 # Records go on to the current ledger, which grows above its limit meanwhile.
-                if count := self._repeats.due(type(error), self._loop.time()):
-                    logger.warning(
-                        "log=%s has no next ledger (attempts since the last report: %d): %s",
-                        self._lists.name, count, error,
-                    )  # fmt: skip
+                self._warn("log=%s has no next ledger: %s", self._lists.name, error)
                 await self._rest()
                 continue
             try:
@@ -281,7 +275,7 @@ class Roller:
                 is_listed = changed.is_done or await is_met(self._lists, listing, changed.head)
             except MetadataUnavailableError as error:
                 # The outcome is unknown: the row may be listed, now or later. Retry from the same version.
-                logger.warning("log=%s ledger=%d is not listed yet: %s", self._lists.name, row.id, error)
+                self._warn("log=%s its next ledger is not listed yet: %s", self._lists.name, error)
                 if self._has_ended:
                     return True  # The row may be listed, so the ledger must not be discarded.
                 continue
@@ -326,8 +320,12 @@ class Roller:
                 # The latter with guaranteed write quorum only: an entry waits for its last copy.
                 if self._is_stopping:
                     raise  # The next takeover of the log closes the ledger.
-                logger.warning("ledger=%d is not closed yet: %s", old.ledger_id, error)
+                self._warn("ledger=%d is not closed yet: %s", old.ledger_id, error)
                 await self._rest()
+
+    def _warn(self, message: str, name: str | int, error: BookKeeperError) -> None:
+        """Warn of what may happen again at each attempt."""
+        self._context.reports.warn(logger, (message, name, type(error)), message, name, error)
 
     # --- time ---
 

@@ -274,7 +274,8 @@ class UnboundedLedgerWriter(LedgerWriter):
         if self._is_closing or self._intake.is_holding or is_final(error):
             super()._fail(error)
         else:
-            logger.warning("ledger=%d term %d has failed, healing: %s", self.ledger_id, self._term, error)
+            what, key = "ledger=%d term %d has failed, healing: %s", ("healing", self.ledger_id)
+            self._context.reports.warn(logger, key, what, self.ledger_id, self._term, error)
             self._hold_back()
 
     def _hold_back(self) -> None:

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, Self, TypeVar
 
+from metadata.awake import Deadline
 from metadata.errors import (
     KeyExistsError,
     MetadataCorruptError,
@@ -95,6 +96,7 @@ class PagedList(Generic[SomeHead]):
         self._parse = parse
         self._draw_token = draw_token
         self._patience_s = patience_s
+        self._is_reported = False
 
     async def create(self, head: SomeHead, *, token: str | None = None) -> Version:
         """Write the head of a new list, which has no pages.
@@ -173,7 +175,16 @@ class PagedList(Generic[SomeHead]):
             NoSuchKeyError: the list is gone.
             MetadataCorruptError: a page that the head refers to is missing for good.
         """
-        deadline = asyncio.get_running_loop().time() + self._patience_s
+        with Deadline(self._patience_s) as deadline:
+            return await self._rewrite(head, version, apply, deadline)
+
+    async def _rewrite(
+        self,
+        head: SomeHead,
+        version: Version,
+        apply: Callable[[SomeHead], Awaitable[tuple[SomeHead, Sequence[Page]] | None]],
+        deadline: Deadline,
+    ) -> Changed[SomeHead]:
         while True:
             try:
                 found = await apply(head)
@@ -261,14 +272,14 @@ class PagedList(Generic[SomeHead]):
     def _page_key(self, name: str) -> str:
         return f"{self._pages_key}/{name}"
 
-    async def _read_with_retries(self, deadline: float) -> tuple[SomeHead, Version]:
+    async def _read_with_retries(self, deadline: Deadline) -> tuple[SomeHead, Version]:
         while True:
             try:
                 return await self.read(sync=True)
             except MetadataUnavailableError as error:
                 await self._pause(deadline, error)
 
-    async def _write_page(self, page: Page, deadline: float) -> None:
+    async def _write_page(self, page: Page, deadline: Deadline) -> None:
         token = self._draw_token()
         while True:
             try:
@@ -279,12 +290,14 @@ class PagedList(Generic[SomeHead]):
             except MetadataUnavailableError as error:
                 await self._pause(deadline, error)
 
-    async def _set(self, head: SomeHead, version: Version, deadline: float) -> Version:
+    async def _set(self, head: SomeHead, version: Version, deadline: Deadline) -> Version:
         """Write the head: retry the same request, under the same token, until its outcome is definite."""
         token, value = self._draw_token(), head.to_json()
         while True:
             try:
-                return await self._store.compare_and_set(self._key, value, version, token=token)
+                written = await self._store.compare_and_set(self._key, value, version, token=token)
+                self._is_reported = False
+                return written
             except MetadataUnavailableError as error:
                 # Unknown: the request may still take effect.
                 await self._pause(deadline, error)
@@ -292,17 +305,19 @@ class PagedList(Generic[SomeHead]):
             if is_overwritten(version, now):
                 raise _OverwrittenError(f"{self._key!r} was written {WRITERS_KEPT} times since")
 
-    async def _read_stored(self, deadline: float) -> tuple[bytes, Version]:
+    async def _read_stored(self, deadline: Deadline) -> tuple[bytes, Version]:
         while True:
             try:
                 return await self._store.read(self._key)
             except MetadataUnavailableError as error:
                 await self._pause(deadline, error)
 
-    async def _pause(self, deadline: float, error: MetadataUnavailableError) -> None:
-        if asyncio.get_running_loop().time() > deadline:
+    async def _pause(self, deadline: Deadline, error: MetadataUnavailableError) -> None:
+        if deadline.is_over:
             raise error
-        logger.warning("the list at %s is not reachable, trying again: %s", self._key, error)
+        if not self._is_reported:  # Once for each outage.
+            logger.warning("the list at %s is not reachable, trying again: %s", self._key, error)
+        self._is_reported = True
         await asyncio.sleep(RETRY_S)
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from metadata import write_outcome
+from metadata.awake import awake_timeout
 from metadata.errors import (
     ClientClosedError,
     InvalidArgumentError,
@@ -228,7 +229,7 @@ class MemoryMetadataStore(MetadataStore):
         changed = asyncio.Event()
         self._live().add_watch(key, changed)
         try:
-            async with asyncio.timeout(self._session_timeout_s):
+            async with awake_timeout(self._session_timeout_s):
                 while not registration.put(self._live()):
                     await changed.wait()
                     changed.clear()

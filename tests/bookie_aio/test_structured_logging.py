@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from bookie_aio.structured_logging import MessageFormatter, RepeatedWarnings, configure, escape, fields
+from bookie_aio.structured_logging import MessageFormatter, RepeatedWarnings, configure, fields
+from metadata.text import escape
 
 if TYPE_CHECKING:
     import asyncio
@@ -142,7 +143,7 @@ def test_one_line_for_each_reason_and_minute_with_a_count() -> None:
     warnings.warning("closed", peer="q", reason="no handshake")
     assert lines() == ['closed peer=p0 reason="a header of 0 bytes"', 'closed peer=q reason="no handshake"']
     loop.fire()
-    assert lines() == ['closed peer=p99 reason="a header of 0 bytes" count=99']
+    assert lines() == ['closed peer=p99 reason="a header of 99 bytes" count=99']
     loop.fire()
     assert lines() == []
     warnings.warning("closed", peer="r", reason="a header of 7 bytes")

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import pytest
 
 from bookie_aio.wire.frames import FRAME_BYTES_MAX, FrameParser
 from bookie_aio.wire.messages import ADDED, Add, Op, Ping, PreparedRequest, decode_request
-from client_aio.bookies.connection import BookieConnection, awake_timeout, awake_wait, connect
+from client_aio.bookies.connection import BookieConnection, connect
 from client_aio.core.liveness import PING_TIMEOUT_S
 from metadata.errors import BookieUnavailableError
 
@@ -150,23 +148,3 @@ async def test_a_host_that_can_be_none_is_a_bookie_that_cannot_be_reached() -> N
     for host in ("b1..example", "b" * 64 + ".example"):
         with pytest.raises(BookieUnavailableError, match="cannot be reached"):
             await connect(f"{host}:3181", bookie_id="b1", instance_id="", timeout_s=WAIT_S)
-
-
-async def test_a_wait_does_not_count_the_time_in_which_our_own_loop_stood_still() -> None:
-    """The answer needs two more iterations of the loop, as a connection that is made needs its greeting."""
-    loop = asyncio.get_running_loop()
-    for is_a_wait in (True, False):
-        answer: asyncio.Future[None] = loop.create_future()
-        loop.call_soon(time.sleep, 0.5)  # All of the timeout passes meanwhile.
-        loop.call_at(loop.time() + 0.5, partial(loop.call_later, 0.02, answer.set_result, None))
-        if is_a_wait:
-            assert await awake_wait([answer], 0.3) == ({answer}, set())
-        else:
-            async with awake_timeout(0.3):
-                await answer
-
-
-async def test_a_wait_ends_at_its_timeout() -> None:
-    answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    assert await awake_wait([answer], 0.01) == (set(), {answer})
-    answer.cancel()

@@ -9,7 +9,6 @@ import pytest
 import client_aio
 from bookie_aio.wire.frames import FRAME_BYTES_MAX, entry_room
 from client_aio.config import ClientConfig
-from client_aio.context import Repeats
 from metadata.access.bookies import ensure_cluster
 from metadata.backends.memory import MemoryMetadataStore, MemoryTree
 
@@ -53,13 +52,3 @@ async def test_clients_of_one_seed_draw_no_token_alike() -> None:
             salts.add(record.salt)
     assert len(tokens) == 200
     assert len(salts) == 2
-
-
-def test_a_warning_that_repeats_is_due_at_once_and_then_ever_more_rarely() -> None:
-    repeats = Repeats(first_s=60, longest_s=200)
-    due = [(now, repeats.due("a", now)) for now in range(0, 1000, 10)]
-    assert [(now, count) for now, count in due if count] == [
-        (0, 1), (60, 6), (180, 12), (380, 20), (580, 20), (780, 20), (980, 20),
-    ]  # fmt: skip
-    assert repeats.due("b", 1000) == 1
-    assert repeats.due("b", 1001) == 0

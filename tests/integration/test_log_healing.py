@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
@@ -175,3 +177,24 @@ async def test_the_timeout_of_appends_is_a_positive_number(cluster: Cluster, wro
     async with client_aio.connect(cluster.uri) as client:
         with pytest.raises(InvalidArgumentError, match="append_timeout_s"):
             client.open_log("a", append_timeout_s=wrong)
+
+
+async def test_a_writer_that_heals_again_and_again_warns_once(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One of three bookies is down, and another one comes and goes."""
+    async with client_aio.connect(cluster.uri) as client:
+        log = await client.open_log("a")
+        await cluster["b1"].kill()
+        caplog.set_level("WARNING", "client_aio")
+        for number in range(3):
+            await cluster["b2"].kill()
+            appended = log.append(b"%d" % number)
+            await state_is(log, WriterState.HEALING)
+            await cluster["b2"].start()
+            await state_is(log, WriterState.WRITING)
+            await asyncio.wait_for(appended, LASTS_S)
+        warned = [re.sub(r"ledger=?.?\d+", "ledger", record.getMessage()) for record in caplog.records]
+        kinds = Counter(line.split(":")[0] for line in warned)
+        assert set(kinds.values()) == {1}, kinds
+        await log.close()

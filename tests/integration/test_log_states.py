@@ -11,11 +11,13 @@ import pytest
 
 import client_aio
 from client_aio import (
+    InvalidArgumentError,
     LedgerClosedError,
     LogFencedError,
     MetadataUnavailableError,
     NoSuchLogError,
     UnauthorizedAccessError,
+    WriterState,
 )
 from client_aio.log import truncation
 from client_aio.log.truncation import finish_deletion
@@ -23,7 +25,7 @@ from metadata.ids import ledger_key
 from tests.support.links import Gate, Links
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from tests.support.cluster import Cluster
 
@@ -304,6 +306,29 @@ async def test_what_the_sweep_of_a_log_may_delete_is_added_to_none(
                     await client.add_to_log(name, [copy.ledger_id])
             else:
                 await client.add_to_log(name, [copy.ledger_id])
+
+
+async def test_a_call_that_is_refused_for_its_arguments_fences_nobody(cluster: Cluster) -> None:
+    """The refusal needs the log's list, which a takeover reads before it fences."""
+    large = {"a": b"x" * 40_000}
+    async with client_aio.connect(cluster.uri) as first, client_aio.connect(cluster.uri) as other:
+        listed, free = await _closed_ledger(other, b"1"), await _closed_ledger(other, b"2")
+        await other.add_to_log("orders", [listed])
+        log = await first.open_log("orders", custom_metadata=large)
+        also_large = {"b": b"x" * 40_000}
+        refused: dict[str, Callable[[], Awaitable[object]]] = {
+            "larger than 64 KiB": lambda: other.open_log("orders", custom_metadata=also_large),
+            "metadata is larger": lambda: other.add_to_log("orders", [free], custom_metadata=also_large),
+            "has ledger": lambda: other.add_to_log("orders", [listed]),
+            "has ledger [0-9]+ already": lambda: other.add_to_log("orders", [listed], replace=True),
+        }
+        for message, call in refused.items():
+            with pytest.raises(InvalidArgumentError, match=message):
+                await call()
+            await log.append(b"3")
+            assert log.state is WriterState.WRITING, message
+        await log.close()
+        assert [record.data async for record in other.read_log("orders")] == [b"1", *[b"3"] * len(refused)]
 
 
 async def test_a_log_that_is_replaced_is_taken_from_whoever_opened_it_meanwhile(cluster: Cluster) -> None:

@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self, TypeVar
 from urllib.parse import quote
 
+from metadata.awake import Deadline, awake_timeout
 from metadata.backends.sqlite.leases import Leases
 from metadata.backends.sqlite.tables import BusyError, Tables
 from metadata.errors import (
@@ -249,7 +250,7 @@ class SqliteMetadataStore(MetadataStore):
         # `_maintain`, here or in any other process, removes the key.
         changes = self.watch(key)
         try:
-            async with asyncio.timeout(self.registration_wait_s):
+            async with awake_timeout(self.registration_wait_s):
                 async for _ in changes:
                     if await registration.put():
                         break
@@ -356,9 +357,14 @@ class SqliteMetadataStore(MetadataStore):
             ClientClosedError: the store is closed.
             MetadataUnavailableError: the write lock stayed taken for `operation_timeout_s`.
         """
+        with Deadline(self._operation_timeout_s) as deadline:
+            return await self._retry_until(deadline, worker, call)
+
+    async def _retry_until(
+        self, deadline: Deadline, worker: ThreadPoolExecutor, call: Callable[[], Result]
+    ) -> Result:
         self._check_open()
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._operation_timeout_s
         while True:
             try:
                 called = loop.run_in_executor(worker, _through_gate, call)
@@ -371,7 +377,7 @@ class SqliteMetadataStore(MetadataStore):
                 return await called
             except BusyError as error:
                 self._check_open()
-                if loop.time() >= deadline:
+                if deadline.is_over:
                     raise MetadataUnavailableError(
                         f"the metadata database {self._path} stayed locked by another process for "
                         f"{self._operation_timeout_s:g} s"

@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
 from aiozk import exc, protocol
 
+from metadata.awake import AwakeClock, awake_timeout
 from metadata.owned_task import OwnedTask
 
 if TYPE_CHECKING:
@@ -124,7 +125,7 @@ class _Connection(asyncio.Protocol):
         """The time of the last byte sent or received."""
 
         self.waiting_since: float | None = None
-        """The time of the first send since the last receive; None where nothing was sent since."""
+        """The session's `clock` at the first send since the last receive; None where nothing was sent."""
 
         self._session = session
         self._loop = asyncio.get_running_loop()
@@ -205,7 +206,7 @@ class _Connection(asyncio.Protocol):
         assert self._transport is not None
         self.active_at = self._loop.time()
         if self.waiting_since is None:
-            self.waiting_since = self.active_at
+            self.waiting_since = self._session.clock.time()
         self._transport.write(_LENGTH.pack(len(payload)) + payload)
 
     def send(self, request: Request) -> asyncio.Future[Response]:
@@ -263,6 +264,7 @@ class Session:
         self.heard_at = 0.0
         """The time of the latest send that a server has answered, by the loop's clock."""
 
+        self.clock = AwakeClock()
         self._servers = [(host, port, _join(host, port)) for host, port in servers]
         self._asked_timeout_s = timeout_s
         self._on_session = on_session
@@ -276,6 +278,7 @@ class Session:
 
     def start(self) -> None:
         """Connect, and keep connected until `close`."""
+        self.clock.start()
         self._task = OwnedTask(self._keep_connected, "ZooKeeper session")
 
     async def close(self) -> None:
@@ -283,7 +286,7 @@ class Session:
         self._closing = True
         if self._connection is not None:
             try:
-                async with asyncio.timeout(1.0):
+                async with awake_timeout(1.0):
                     await self._connection.send(protocol.CloseRequest())
             except (TimeoutError, ConnectionLostError):
                 log.info("session %x was not ended; it will expire", self.session_id)
@@ -293,6 +296,7 @@ class Session:
 
     def abort(self) -> None:
         """Disconnect for good without ending the session, as the death of the process would."""
+        self.clock.stop()
         if self._task is not None:
             self._task.cancel()
         self._closing = True
@@ -418,7 +422,7 @@ class Session:
     async def _connect(self, host: str, port: int, server: str, timeout_s: float) -> _Connection | None:
         connection = _Connection(self, server)
         try:
-            async with asyncio.timeout(timeout_s):
+            async with awake_timeout(timeout_s):
                 await asyncio.get_running_loop().create_connection(lambda: connection, host, port)
                 if await self._establish(connection):
                     return connection
@@ -467,12 +471,13 @@ class Session:
 
     async def _watch_over(self, connection: _Connection) -> None:
         """Ping while idle; return when the connection is lost, or dropped as silent."""
-        loop = asyncio.get_running_loop()
+        loop, clock = asyncio.get_running_loop(), self.clock
         patience_s = self.timeout_s / 3
         while not connection.lost.done():
-            now = loop.time()
-            if connection.waiting_since is not None and now - connection.waiting_since >= patience_s:
-                connection.drop(f"no answer within {now - connection.waiting_since:.1f} s")
+            now, since = loop.time(), connection.waiting_since
+            waited_s = 0.0 if since is None or clock.has_just_woken else clock.time() - since
+            if waited_s >= patience_s:
+                connection.drop(f"no answer within {waited_s:.1f} s")
                 break
             if now - connection.active_at >= patience_s / 2:
                 connection.send_raw(protocol.PingRequest().serialize(protocol.PING_XID))

@@ -35,6 +35,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
 
 from metadata import write_outcome
+from metadata.awake import awake_timeout
 from metadata.backends.zookeeper.session import (
     BadVersionError,
     ConnectionLostError,
@@ -515,7 +516,7 @@ class ZooKeeperMetadataStore(MetadataStore):
         try:
             # The holder may be this process from before a crash; its session then expires. Servers check for
             # expired sessions once per tick, which is at most half a session timeout.
-            async with asyncio.timeout(self._session.timeout_s * 2) as patience:
+            async with awake_timeout(self._session.timeout_s * 2) as patience:
                 async for _ in changes:
                     is_held = not await registration.put()
                     if not is_held:
@@ -629,7 +630,7 @@ class ZooKeeperMetadataStore(MetadataStore):
         self._check_open()
         state = Attempt(maybe_sent=maybe_sent)
         try:
-            async with asyncio.timeout(self._operation_timeout_s) as patience:
+            async with awake_timeout(self._operation_timeout_s) as patience:
                 while True:
                     try:
                         return await attempt(state)

@@ -54,16 +54,6 @@ def test_appends_are_overdue_when_the_oldest_outstanding_one_is_too_old() -> Non
     assert not ages.is_overdue(99.0, 4, 3)
 
 
-def test_time_in_which_our_own_loop_stood_still_makes_no_append_older() -> None:
-    """The look at which this is noticed judges nothing: answers may wait to be read."""
-    ages = AppendAges(10.0)
-    assert not ages.is_overdue(0.0, 2, 0)
-    assert not ages.is_overdue(9.0, 2, 0)
-    assert not ages.is_overdue(41.0, 2, 0, late_s=31.0)
-    assert not ages.is_overdue(40.9, 2, 0)
-    assert ages.is_overdue(41.1, 2, 0)
-
-
 def window(next_entry: int, term: int = 1) -> AddWindow[int]:
     return AddWindow(
         ledger_id=7, content_term=term, ensemble_size=3, write_quorum=3, ack_quorum=2, next_entry=next_entry

@@ -6,8 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from client_aio.core.liveness import (
-    LATE_S,
-    LOOK_INTERVAL_S,
     PING_AFTER_S,
     SILENT_AFTER_S,
     Liveness,
@@ -15,6 +13,7 @@ from client_aio.core.liveness import (
     Verdict,
     shifted,
 )
+from metadata.awake import LATE_S, LOOK_INTERVAL_S
 
 TIMEOUT_S = 2.25
 
@@ -182,24 +181,3 @@ def test_patience_begins_again_when_nobody_has_waited() -> None:
     assert not patience.is_over(8.1, 5)
     assert not patience.is_over(16.1, 5)
     assert patience.is_over(16.2, 5)
-
-
-def test_patience_does_not_count_the_time_in_which_our_own_loop_stood_still() -> None:
-    """Two callers wait for the same look: the time is left out once."""
-    patience = Patience(8.0)
-    patience.is_over(0.0, 5)
-    for _ in range(2):
-        patience.woke(7.0, due_at=2.0)
-    assert not patience.is_over(7.0, 5)
-    assert not patience.is_over(12.9, 5)
-    assert patience.is_over(13.1, 5)
-
-
-def test_the_look_at_which_our_own_standstill_is_noticed_judges_nothing() -> None:
-    """The answers that wait are read first, though the time had been over before."""
-    patience = Patience(8.0)
-    patience.is_over(0.0, 5)
-    assert not patience.is_over(7.9, 5)
-    patience.woke(30.0, due_at=9.0)
-    assert not patience.is_over(30.0, 5)
-    assert patience.is_over(30.1, 5)

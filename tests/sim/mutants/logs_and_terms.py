@@ -183,4 +183,16 @@ MUTANTS = [
               "check(metadata)\n                if metadata.log == log_name:\n                    return"),),
         tests=("tests/integration/test_ways_on.py", "-k", "listed_meanwhile"),
     ),
+    Mutant(
+        238, "a log is taken over for custom metadata that it has no room for",
+        (Edit("client_aio.log.healing:Opener._check_custom", "head.with_custom(self._custom)", "pass"),),
+        tests=("tests/integration/test_log_states.py", "-k", "fences_nobody"),
+    ),
+    Mutant(
+        239, "an addition fences before it looks whether the log lists the ledger",
+        (Edit("client_aio.log.add_ledgers:_try_to_add",
+              "await _check_unlisted(lists, head, addition)\n    await takeover.fence()",
+              "await takeover.fence()\n    await _check_unlisted(lists, head, addition)"),),
+        tests=("tests/integration/test_log_states.py", "-k", "fences_nobody"),
+    ),
 ]  # fmt: skip

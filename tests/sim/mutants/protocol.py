@@ -248,19 +248,19 @@ MUTANTS = [
                "test_a_close_does_not_fail_for_want_of_copies_that_have_come",),
     ),
     Mutant(
-        129, "the time in which a client's own loop stood still counts for the deadline of copies",
-        (Edit("client_aio.core.liveness:Patience.woke", "if late_s >= LATE_S:", "if False:"),),
-        tests=("tests/client_aio/core/test_client_liveness.py",),
+        129, "the time in which a client's own loop stood still counts for the deadlines of the metadata",
+        (Edit("metadata.awake:AwakeClock._late_s", "if late_s >= LATE_S", "if False"),),
+        ("own-blocking",),
     ),
     Mutant(
         130, "the time in which a client stood still makes its log's appends overdue",
-        (Edit("client_aio.core.healing:AppendAges.is_overdue", "if late_s >= LATE_S:", "if False:"),),
-        tests=("tests/client_aio/core/test_client_healing.py", "-k", "stood_still"),
+        (Edit("client_aio.healing:Healing.watch_ages", "clock.time()", "self._loop.time()"),),
+        tests=("tests/client_aio/test_client_healing_shell.py", "-k", "stood_still"),
     ),
     Mutant(
         131, "a ledger begins without bookies whose answers its client has not read",
-        (Edit("client_aio.bookies.connection:awake_wait", "until is None or", "True or"),),
-        tests=("tests/client_aio/test_client_connection.py", "-k", "stood_still"),
+        (Edit("metadata.awake:Deadline.left_s", "woke_at + LOOK_INTERVAL_S", "0.0"),),
+        tests=("tests/metadata/test_awake.py",),
     ),
     Mutant(
         132, "a close that ends for want of copies names no bookie",
@@ -279,5 +279,10 @@ MUTANTS = [
               "ends != self._ends", "ends[0] != self._ends[0]"),),
         tests=("tests/sim/test_sim_schedules.py::"
                "test_a_close_does_not_fail_for_want_of_copies_that_have_come",),
+    ),
+    Mutant(
+        135, "a warning that comes again and again is a line each time",
+        (Edit("metadata.repeated_reports:RepeatedReports.report", "if found is None:", "if True:"),),
+        tests=("tests/metadata/test_repeated_reports.py",),
     ),
 ]  # fmt: skip

@@ -43,11 +43,19 @@ def hung_minority(draw: Draw) -> Plan:
 
 @profile
 def own_blocking(draw: Draw) -> Plan:
-    """Clients stand still for longer than every timeout; the bookies answered all along."""
+    """Clients stand still for longer than every timeout; the bookies answered all along.
+
+    The metadata store may be out of reach meanwhile, and for less than any timeout while the client runs.
+    """
     rng = draw.rng
     draw.duration = 25.0
     writers = [_writer(draw, (3, 3, 2), blames_nobody=True, closes=True) for _ in range(rng.choice((1, 2)))]
     for writer in writers:
+        if rng.random() < 0.4:
+            at, lasts = rng.uniform(1.5, 10.0), rng.uniform(8.0, 14.0)
+            draw.fault("pause", writer, at=at, lasts=lasts)
+            draw.fault("meta_cut", writer, at=at - 1.0, lasts=lasts + 1.5)
+            continue
         for _ in range(rng.choice((1, 2, 3))):
             draw.fault("pause", writer, lasts=rng.choice((rng.uniform(0.3, 4.0), rng.uniform(10.0, 14.0))))
     return draw.plan(power_cut_at_end=False)

@@ -9,7 +9,7 @@ import asyncio
 import random
 from typing import TYPE_CHECKING
 
-from metadata.errors import BookKeeperError, LedgerFencedError
+from metadata.errors import BookKeeperError, LedgerFencedError, MetadataUnavailableError
 from tests.sim.workloads.ledger import add, role
 
 if TYPE_CHECKING:
@@ -62,6 +62,9 @@ async def prompt_writer(simulation: Simulation, actor: Actor, client: Client) ->
         except BookKeeperError as error:
             if isinstance(error, LedgerFencedError):
                 history.told_fenced(actor.name, ledger.ledger_id, error)
+            if settings["blames_nobody"] and isinstance(error, MetadataUnavailableError):
+                text = f"{actor.name} has stood still, and blames the metadata store: {error}"
+                history.fail("NobodyIsBlamed", text)
             history.note(actor.name, f"writing ledger {ledger.ledger_id} ended:", repr(error))
             await ledger.abort()
 
