@@ -3,7 +3,7 @@
 import base64
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from client_aio.admin.repair import RepairedFragment, RepairReport
 from client_aio.admin.replicas import Replica
@@ -19,6 +19,9 @@ from metadata.errors import InvalidArgumentError
 from metadata.model.ledger import GivenUp, LedgerMetadata
 from metadata.model.log import LogRow
 from metadata.text import escape
+
+if TYPE_CHECKING:
+    from bookie_aio.storage.inspection import Inspection  # a bookie's storage, which few commands need
 
 _BAR_WIDTH = 32
 
@@ -493,4 +496,58 @@ def cluster_repair_text(rows: Sequence[Mapping[str, Any]], summary: Mapping[str,
         )
     if summary["unreadable"]:
         lines.append(f"the metadata of {summary['unreadable']:,} ledgers do not parse")
+    return "\n".join(lines)
+
+
+def inspection_text(found: "Inspection", age: Mapping[str, Any] | None) -> str:
+    """Return the text of `bookie inspect`: the bookie, its segments, its ledgers, and the damage."""
+    cookie = found.cookie
+    lines = [
+        f"bookie {cookie.bookie_id} of cluster {cookie.instance_id}, incarnation {cookie.incarnation}",
+        f"directories: {', '.join(map(escape, found.directories))}",
+    ]
+    if age is None:
+        lines.append("age: none that could be read")
+    else:
+        doubt = f", in doubt below ledger {age['in_doubt_below']:,}" if age["doubt"] else ""
+        lines.append(f"age {age['number']:,}, knows of ledger ids below {age['ids_known']:,}{doubt}")
+    live = sum(one.live_bytes for one in found.segments)
+    dead = sum(one.dead_bytes for one in found.segments)
+    lines.append(
+        f"checkpoint {found.checkpoint}, {len(found.segments):,} segments, {live:,} bytes live and {dead:,} "
+        f"dead, {found.spare_files:,} spare files, {found.reserve_bytes:,} bytes in reserve"
+    )
+    for segment in found.segments:
+        state = "sealed" if segment.is_sealed else "not sealed"
+        lines.append(
+            f"  segment {segment.segment_id:016x}: {state}, {segment.used_bytes:,} of {segment.file_bytes:,} "
+            f"bytes used, {segment.live_bytes:,} live, {segment.groups:,} groups, {segment.ledgers:,} ledgers"
+        )
+    if found.tail_records:
+        lines.append(
+            f"  the last group, of {found.tail_records:,} records, is written again at the next start"
+        )
+    for ledger in found.ledgers:
+        facts = [f"{ledger.entries:,} entries", f"{ledger.bytes:,} bytes"]
+        facts += [f"the last is {ledger.last_entry:,}"] if ledger.last_entry >= 0 else []
+        facts += [f"fenced with term {ledger.term:,}"] if ledger.term else []
+        facts += [f"trimmed below {ledger.first_kept:,}"] if ledger.first_kept else []
+        facts += ["marked: data of it was lost"] if ledger.is_marked else []
+        lines.append(f"ledger {ledger.ledger_id}: {', '.join(facts)}")
+    deleted = sum(last + 1 - first for first, last in found.deleted_ranges)
+    lines.append(f"deleted ids: {deleted:,} in {len(found.deleted_ranges):,} ranges")
+    if found.marks_of_all.get("all_damaged"):
+        upto = found.marks_of_all["all_damaged_up_to"]
+        lines.append(f"marked: data was lost of any ledger{'' if upto is None else f' up to {upto}'}")
+    for one in found.damage:
+        parts = [] if one.segment_id is None else [f"segment {one.segment_id:016x}"]
+        parts += [] if one.offset is None else [f"byte {one.offset:,}"]
+        parts += [] if one.ledger_id is None else [f"ledger {one.ledger_id}"]
+        if one.first_entry is not None and one.last_entry is not None:
+            parts.append(entries_text(one.first_entry, one.last_entry))
+        where = f"{', '.join(parts)}: " if parts else ""
+        note = "" if one.counts else " (nothing is lost by it)"
+        lines.append(f"damage: {where}{escape(one.text)}{note}")
+    if not found.damage:
+        lines.append("no damage found")
     return "\n".join(lines)

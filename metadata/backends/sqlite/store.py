@@ -48,7 +48,7 @@ from metadata.owned_task import OwnedTask
 from metadata.store import MetadataStore, Registration, Version, Versioned
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Generator
+    from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 
     from metadata.backends.sqlite.tables import Signature
 
@@ -200,6 +200,11 @@ class SqliteMetadataStore(MetadataStore):
         value = check_value(value)
         given, token = token is not None, token_of(token)
         return await self._write(lambda: self._tables.create(key, value, token, given))
+
+    async def create_missing(self, records: Sequence[tuple[str, bytes]]) -> list[str]:
+        checked = [(check_key(key), check_value(value)) for key, value in records]
+        token = token_of(None)
+        return await self._write(lambda: self._tables.create_missing(checked, token))
 
     async def read(self, key: str) -> Versioned:
         check_key(key)
