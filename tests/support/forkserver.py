@@ -263,7 +263,13 @@ class CommandChild(Child):
             process = ForkedProcess(
                 list(command), *request, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors
             )
-        return cls(cast("asyncio.subprocess.Process", await AwaitedProcess.of(process)), log)
+        try:
+            awaited = await AwaitedProcess.of(process)
+        except BaseException:  # cancelled: nobody would end the process
+            process.kill()
+            process.wait()
+            raise
+        return cls(cast("asyncio.subprocess.Process", awaited), log)
 
 
 # --- the server's side ---
@@ -275,7 +281,7 @@ def _serve(connection: socket.socket) -> list[list[str]] | None:
     poller = select.poll()
     poller.register(connection, select.POLLIN)
     while True:
-        for descriptor, _ in poller.poll():
+        for descriptor, _ in _events(poller):
             if descriptor != connection.fileno():
                 poller.unregister(descriptor)
                 pid, status = running.pop(descriptor)
@@ -306,6 +312,14 @@ def _serve(connection: socket.socket) -> list[list[str]] | None:
             running[pidfd] = (pid, status)
             poller.register(pidfd, select.POLLIN)
             connection.send(b"%d" % pid)
+
+
+def _events(poller: select.poll) -> list[tuple[int, int]]:
+    """Wait for events. Ctrl-C reaches the whole process group; the owner of the server ends it."""
+    try:
+        return poller.poll()
+    except KeyboardInterrupt:
+        return []
 
 
 def _become(request: list[list[str]]) -> None:
