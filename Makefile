@@ -18,7 +18,8 @@
 #   make bench-peers   beside Apache BookKeeper, Kafka and NATS (needs Maven and a JDK; hours)   ARGS=... is handed on
 #   make clean    remove the environment and everything that was built
 #
-# PYTHON=/path/to/python names the interpreter the environment is made with (3.11 or newer).
+# PYTHON=/path/to/python names the interpreter the environment is made with (3.11 or newer). Without it, one that
+# was built optimised is preferred, such as the distribution's own.
 
 SHELL := /bin/bash
 VENV := .venv

@@ -55,6 +55,7 @@ class Writers:
         self._adds = [writer.add_entry for writer in self._writers]
         # Not all at once: each has a different share of its first round behind it.
         self._left = [self._roll_entries * (n + 1) // self._count for n in range(self._count)]
+        client_aio.tune_gc()
         return self
 
     async def __aexit__(self, *exception: object) -> None:

@@ -5,7 +5,7 @@ extra=fields(bookie="b1"))`. Two formatters write records as `key=value` text, o
 
 Invariants
 - One record is one line, for any message and any values of its fields.
-- Text from peers and users is escaped (`escape`). It can neither drive a terminal nor forge a line.
+- Text from peers and users is escaped (`metadata.text`). It can neither drive a terminal nor forge a line.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from metadata.repeated_reports import PERIOD_S, RepeatedReports
+from metadata.text import escape
 
 if TYPE_CHECKING:
     import asyncio
@@ -31,24 +32,6 @@ _PLAIN = frozenset(
 
 
 _VARIABLE = re.compile(r"\d[\d,.]*|'[^']*'|\"[^\"]*\"")
-_UNSAFE = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-_SHORT = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
-
-
-def escape(text: str, *, keep: str = "") -> str:
-    r"""Return text in which no character drives a terminal, ends a line or cannot be encoded.
-
-    These are C0, DEL, C1, the bidi controls, U+2028, U+2029 and surrogates (bytes that are not UTF-8). Each
-    becomes `\u001b`, or `\n`, `\r` and `\t`, as in JSON: escaped JSON is the same JSON.
-
-    Args:
-        keep: characters to leave as they are, such as the newlines of a text of several lines.
-    """
-    return _UNSAFE.sub(lambda found: found[0] if found[0] in keep else _escaped(found[0]), text)
-
-
-def _escaped(character: str) -> str:
-    return _SHORT.get(character) or f"\\u{ord(character):04x}"
 
 
 def fields(**values: object) -> dict[str, Mapping[str, object]]:

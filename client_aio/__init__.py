@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from client_aio.admin.repair import RepairedFragment, RepairProgress, RepairReport
     from client_aio.admin.replicas import Replica
     from client_aio.client import Client, connect
-    from client_aio.config import ClientConfig
+    from client_aio.config import ClientConfig, tune_gc
     from client_aio.core.placement import Choice, PlacementPolicy, RackAware, Seating, WeightedRandom
     from client_aio.election import LeaderElection
     from client_aio.healing import WriterState
@@ -72,12 +72,13 @@ __all__ = [
     "WeightedRandom",
     "WriterState",
     "connect",
+    "tune_gc",
     *_errors,
 ]
 
 _OF_MODULES = {
     "client_aio.client": ("Client", "connect"),
-    "client_aio.config": ("ClientConfig",),
+    "client_aio.config": ("ClientConfig", "tune_gc"),
     "client_aio.core.placement": ("Choice", "PlacementPolicy", "RackAware", "Seating", "WeightedRandom"),
     "client_aio.election": ("LeaderElection",),
     "client_aio.ledger.entry_reader": ("Entry", "EntryBatch"),

@@ -36,7 +36,7 @@ from metadata.errors import (
     NoSuchKeyError,
     VersionConflictError,
 )
-from metadata.ids import MALFORMED
+from metadata.ids import KEY_ELECTIONS, MALFORMED
 from metadata.model.log import check_log_name
 from metadata.owned_task import OwnedTask
 from metadata.store import MetadataStore
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-KEY_ELECTIONS = "elections"
 SEQUENCE = "election"
 RETRY_S = 0.2
 VALUE_BYTES_MAX = 4096

@@ -61,6 +61,8 @@ from __future__ import annotations
 
 import enum
 
+from metadata.text import escape
+
 __all__ = [
     "BackpressureError",
     "BookKeeperError",
@@ -127,7 +129,7 @@ class Outcome(enum.Enum):
 
 
 class BookKeeperError(Exception):
-    """The root of all errors of this project."""
+    """The root of all errors of this project. Its message is one line, in which text of others is escaped."""
 
     outcome: Outcome = Outcome.NOT_DONE
     """The outcome of the operation that raised the error; that of other operations it ends may be unknown."""
@@ -140,7 +142,7 @@ class BookKeeperError(Exception):
         entry_id: int | None = None,
         bookie_id: str | None = None,
     ) -> None:
-        super().__init__(message)
+        super().__init__(escape(message))
         self.ledger_id = ledger_id
         self.entry_id = entry_id
         self.bookie_id = bookie_id

@@ -43,12 +43,15 @@ KEY_AVAILABLE = "bookies/available"
 KEY_COOKIES = "bookies/cookies"
 KEY_AGES = "bookies/ages"
 KEY_RETIRED = "bookies/retired"
+KEY_ORDERS = "bookies/orders"
 KEY_SET_BACKS = "set_backs"
 KEY_REPAIR_TASKS = "autorecovery/tasks"
 KEY_REPAIR_LOCKS = "autorecovery/locks"
 KEY_REPAIR_WORKERS = "autorecovery/workers"
 KEY_AUDITOR = "autorecovery/auditor"
 KEY_REPAIR_PAUSED = "autorecovery/paused"
+KEY_ELECTIONS = "elections"
+KEY_RESTORE = "restore"
 
 
 def check_bookie_id(bookie_id: str) -> str:

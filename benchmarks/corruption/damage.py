@@ -271,6 +271,32 @@ def damage(
     return Damaged(kind, what, frozenset(touched), f"{path.name}: {what} {text}".strip())
 
 
+def restore(directory: Path, older: State, rng: random.Random) -> Damaged | None:
+    """Put several files of an earlier state back, as a restore that does not get to its end leaves them.
+
+    Files that the earlier state has not are removed, or left. None where nothing changes.
+    """
+    source = older.path / VICTIM
+    names = sorted({path.name for path in (*directory.iterdir(), *source.iterdir()) if kind_of(path)})
+    share = rng.choice((0.2, 0.5, 0.8, 0.95, 1.0))
+    removes = rng.random() < 0.5
+    before = _seen(directory)
+    spared = rng.choice(("", "cookie", "witness", "checkpoint", "index", "segment, active"))
+    for name in names:
+        if rng.random() >= share or (spared and spared == kind_of(directory / name)):
+            continue
+        if (source / name).exists():
+            copy_file(source / name, directory / name)
+        elif removes:
+            (directory / name).unlink()
+    after = _seen(directory)
+    touched = frozenset(name for name in before | after if before.get(name) != after.get(name))
+    if not touched:
+        return None
+    text = f"{share:.0%} of {older.path.name}{', with removals' if removes else ''}; spared: {spared or '-'}"
+    return Damaged("several", "restore in part", touched, text)
+
+
 def _seen(directory: Path) -> dict[str, bytes]:
     seen = {}
     for path in directory.iterdir():

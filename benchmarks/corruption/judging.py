@@ -29,7 +29,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NoReturn
 
-from benchmarks.corruption.damage import damage, kind_of, remove
+from benchmarks.corruption.damage import damage, kind_of, remove, restore
 from benchmarks.corruption.states import (
     STORE,
     VICTIM,
@@ -71,6 +71,7 @@ _SERVES_WITHIN_S = 60.0
 _ANSWERS_WITHIN_S = 30.0
 _ENDS_WITHIN_S = 60.0
 _LIVE_SHARE = 0.3
+_RESTORE_SHARE = 0.15
 """Of the states that were busy: damaged under the running bookie, which is killed a little later."""
 _RIGHT, _UNKNOWN, _DENIED, _WRONG = "right", "unknown", "denied", "wrong"
 FAULTS = ("DENIED", "WRONG", "FENCE", "TOMBSTONE", "REMOVED", "CRASHED")
@@ -340,7 +341,9 @@ class Round:
         if self._is_live:
             self._damage_under_it()
         else:
-            self._damage(1 if self._rng.random() < 0.6 else 2)
+            count = 1 if self._rng.random() < 0.6 else 2
+            if self._rng.random() >= _RESTORE_SHARE or not self._restore():
+                self._damage(count)
 
     def run(self, *, is_control: bool = False) -> Judgement:
         """Play it. A control has no damage."""
@@ -374,6 +377,16 @@ class Round:
                 if now[start:end] != before.read_bytes()[start:end]:
                     self._may_be_torn |= entries
         self._live = {name: held for name, held in self._live.items() if name not in touched}
+
+    def _restore(self) -> bool:
+        """Put files of an earlier life back; return whether anything changed."""
+        earlier = [state for state in self._older if state.life < self.state.life]
+        done = restore(self._directory, self._rng.choice(earlier), self._rng) if earlier else None
+        if done is None:
+            return False
+        self.judgement.damaged.append(done)
+        self._live = {name: held for name, held in self._live.items() if name not in done.names}
+        return True
 
     def _damage_under_it(self) -> None:
         """Start the bookie, write small groups, damage the segment under it, write more, and kill it."""

@@ -154,7 +154,7 @@ def _decide_unregistered(directories: Sequence[DirectoryState], bookie_id: str) 
 
 # --- the age of a bookie -----------------------------------------------------------------------
 
-AGE_FORMAT = 1
+AGE_FORMAT = 2
 SET_BACK_JUMP = 2**20
 """After a set-back of the metadata the id counter goes on this far above all ids that are known of.
 
@@ -196,6 +196,9 @@ class AgeFile:
     """The ages at which the last starts ended: the token of each, and the last number that it reached."""
     peers: tuple[tuple[str, str, int], ...] = ()
     """The ages of other bookies, as the metadata store had them: id, token, number."""
+    durable: tuple[int, int, int, int] = (0, 0, 0, 0)
+    """What the storage held at least when the file was written: the number of a checkpoint, a segment, its
+    generation, and where its durable groups ended. Storage that holds less was set back without this file."""
 
     def to_bytes(self) -> bytes:
         """Return the file's bytes: one line of JSON, behind its checksum in hexadecimal."""
@@ -213,7 +216,15 @@ class AgeFile:
             if document.pop("format") != AGE_FORMAT:
                 return None
             lists = {name: tuple(map(tuple, document[name])) for name in ("starts", "peers")}
-            return cls(**{**document, **lists, "set_backs": tuple(document["set_backs"])})
+            checkpoint, segment_id, generation, end = map(int, document["durable"])
+            return cls(
+                **{
+                    **document,
+                    **lists,
+                    "set_backs": tuple(document["set_backs"]),
+                    "durable": (checkpoint, segment_id, generation, end),
+                }
+            )
         except MALFORMED:
             return None
 

@@ -8,6 +8,7 @@ A start goes through these steps. A crash between two of them loses no conclusio
 1. `begin`, with the directories locked and before the storage is replayed: the ages are compared. What they
    prove is written to the directories, and then the age is raised in the metadata store. A directory that was
    set back gets a mark for all ledger ids given out so far, in the first group that the storage writes.
+   The file also says what the storage held when it was written. The storage compares that with its files.
 2. `settle`, before the bookie serves: the id counter is compared with the ledgers held. A set-back of the
    metadata becomes an event there, then the counter is raised above all ids that may have been given out,
    then the directories hold the doubt.
@@ -39,6 +40,7 @@ from bookie_aio.core.identity import (
     judge_ids,
     not_free_below,
 )
+from bookie_aio.storage.crash_recovery import EarlierRun
 from bookie_aio.storage.disk.disk import write_file
 from bookie_aio.storage.journal import when_durable
 from bookie_aio.storage.segment.format import AGE
@@ -139,12 +141,12 @@ class BookieAge:
 
     # --- the start -----------------------------------------------------------------------------
 
-    async def begin(self) -> int | None:
+    async def begin(self) -> EarlierRun:
         """Compare the directories' age with the store's, and raise both; the directories must be locked.
 
         Returns:
-            The highest ledger id that data may have been lost of; None where the directories are as they were
-            left.
+            The highest ledger id that data may have been lost of; None where the ages of the directories are
+            as they were left. What the storage held by the files found.
 
         Raises:
             CookieMismatchError: the directory is older than the record, and the bookie last ran elsewhere.
@@ -152,7 +154,9 @@ class BookieAge:
             MetadataError: the metadata store cannot be reached.
         """
         files = [await _read(self._disk, path) for path in self._config.directories]
-        await self._wait_until_unregistered([file for file in files if file is not None])
+        present = [file for file in files if file is not None]
+        held = tuple(sorted({file.durable for file in present}))
+        await self._wait_until_unregistered(present)
         place = list(self._config.directories)
         for _ in range(_CONFLICTS_MAX):
             stored, version = await self._read_stored()
@@ -178,7 +182,9 @@ class BookieAge:
                     break
         else:
             raise MetadataUnavailableError(f"the age of bookie {self._bookie_id} is raised by others as well")
-        return max(0, await self._store.ids_drawn(LEDGER_SEQUENCE) - 1) if self.has_lost else None
+        if not self.has_lost:
+            return EarlierRun(None, held)
+        return EarlierRun(max(0, await self._store.ids_drawn(LEDGER_SEQUENCE) - 1), held)
 
     async def _wait_until_unregistered(self, files: Sequence[AgeFile]) -> None:
         """Wait until no other bookie of this id is registered: its age must not be raised.
@@ -494,7 +500,10 @@ class BookieAge:
     async def _write(self, file: AgeFile) -> None:
         """Replace the file in each directory; durable on return."""
         if file != self._file or not self._is_written:
-            disk = self._disk if self._engine is None else self._engine.disk
+            disk = self._disk
+            if self._engine is not None:
+                disk = self._engine.disk
+                file = replace(file, durable=self._engine.held())
             self._is_written = False
             for path in self._config.directories:
                 await write_file(disk, path, AGE, [file.to_bytes()])

@@ -27,12 +27,18 @@ from bookie_aio.server.dispatcher import Dispatcher, LedgerAuthoriser, PasswordL
 from bookie_aio.server.given_ids import GivenIds
 from bookie_aio.server.healing import Healing
 from bookie_aio.server.ledger_gc import LedgerGarbageCollector
-from bookie_aio.server.registration import BookieRegistration, establish_identity
+from bookie_aio.server.registration import (
+    BookieRegistration,
+    StandingOrder,
+    decommissioned,
+    establish_identity,
+)
 from bookie_aio.storage.data_directory import owner_of
 from bookie_aio.storage.engine import Engine, StorageConfig
+from bookie_aio.storage.segment.allocator import space_of
 from bookie_aio.structured_logging import RepeatedWarnings, fields
 from bookie_aio.wire.messages import VERSION_MAX, HelloAnswer
-from metadata.access.bookies import BookieRecord, join_address, split_address
+from metadata.access.bookies import REMOVED, BookieRecord, join_address, split_address
 from metadata.access.ledgers import LedgerStore
 from metadata.errors import StorageError
 
@@ -52,6 +58,8 @@ log = logging.getLogger(__name__)
 
 _BACKLOG = 1024
 _ACCEPTED_AT_ONCE = 4
+_ANNOUNCE_S = 10.0
+"""How often the free space is looked at."""
 _ACCEPT_AGAIN_S = 0.5
 """The time after which a bookie without descriptors tries again."""
 
@@ -230,6 +238,9 @@ class Bookie:
         self._listen_on = listen or self._listen_paced
         self._server: Server | None = None
         self._registration: BookieRegistration | None = None
+        self._order: StandingOrder | None = None
+        self._announcing: asyncio.TimerHandle | None = None
+        self._disk: Disk | None = None
         self._is_ending = False
         self._deregistering: asyncio.Task[None] | None = None
         self.bookie_id = config.bookie_id
@@ -300,7 +311,12 @@ class Bookie:
         return bookie
 
     async def _open(self, disk: Disk, store: MetadataStore, rng: random.Random) -> None:
-        config = self._config
+        config, self._disk = self._config, disk
+        # Before the bookie listens: it takes no add that an order of before its start forbids.
+        self._order = StandingOrder(store, config.bookie_id, self._on_ordered)
+        await self._order.start()
+        if self._order.mode == REMOVED:
+            raise decommissioned(config.bookie_id)
         # The nonce is the token of the age: a restart knows the registration of the process before it.
         age = BookieAge(config, store, disk, rng, token=self.nonce)
         self._engine = await Engine.open(
@@ -347,6 +363,7 @@ class Bookie:
             given_ids=self._given_ids,
             not_free_below=lambda: age.not_free_below,
             lift_mark=self._healing.lift,
+            order=self._order,
             warnings=self._warnings,
         )
         self._bound_marks()
@@ -378,6 +395,7 @@ class Bookie:
 
     async def _register(self, store: MetadataStore) -> None:
         assert self._engine is not None
+        assert self._order is not None
         config = self._config
         self._registration = await BookieRegistration.make(
             store,
@@ -385,14 +403,15 @@ class Bookie:
                 bookie_id=config.bookie_id,
                 addresses=self.addresses,
                 nonce=self.nonce,
-                is_writable=self._engine.is_writable,
+                is_writable=self.is_writable,
+                order=self._order.mode,
                 rack=config.rack,
                 weight=config.weight,
                 properties=dict(config.properties),
             ),
         )
-        # The engine may have become read-only, or writable, while the registration was under way.
-        self._registration.set_writable(self._engine.is_writable)
+        # The bookie may have become read-only, or writable, while the registration was under way.
+        self._announce_again()
         assert self._age is not None
         self._age.start(self._on_failed)
 
@@ -404,13 +423,48 @@ class Bookie:
 
     def _on_writable(self, is_writable: bool) -> None:
         if self._engine is not None and self._engine.marking.is_unbounded:
-            text, is_writable = "bookie is read-only: it lost data, and perhaps fences of any ledger", False
+            text = "bookie is read-only: it lost data, and perhaps fences of any ledger"
             self._bound_marks()
         else:
             text = "bookie is writable again" if is_writable else "bookie is read-only: no space left"
         log.warning(text, extra=fields(bookie=self.bookie_id))
-        if self._registration is not None:
-            self._registration.set_writable(is_writable)
+        self._announce()
+
+    def _on_ordered(self) -> None:
+        """Obey another order of an operator: the handlers look at it by themselves."""
+        assert self._order is not None
+        self._announce()
+        if self._order.mode == REMOVED:
+            log.warning("bookie stops: it is decommissioned", extra=fields(bookie=self.bookie_id))
+            self._stop_serving(decommissioned(self.bookie_id))
+
+    @property
+    def is_writable(self) -> bool:
+        """Return whether the bookie takes ordinary adds: the storage can, and no order forbids it."""
+        assert self._engine is not None
+        assert self._order is not None
+        return self._engine.is_writable and not self._order.mode
+
+    def _announce(self) -> None:
+        if self._registration is not None and self._order is not None:
+            self._registration.announce(
+                is_writable=self.is_writable, order=self._order.mode, space=self._space()
+            )
+
+    def _announce_again(self) -> None:
+        """Announce the free space where it has changed, now and from time to time."""
+        if not self._is_ending and not self.stopped.done():
+            self._announce()
+            self._announcing = self._loop.call_later(_ANNOUNCE_S, self._announce_again)
+
+    def _space(self) -> tuple[int, int, bool] | None:
+        assert self._disk is not None
+        limits = (self._config.storage or StorageConfig()).space
+        try:
+            return space_of(self._disk, self._config.directories, limits)
+        except StorageError as error:
+            log.warning("free space is not known", extra=fields(bookie=self.bookie_id, error=error))
+            return None
 
     def _bound_marks(self) -> None:
         """Bound the marks of all ledgers, where that is still to be done, and take new ledgers again."""
@@ -423,6 +477,9 @@ class Bookie:
 
     def _on_failed(self, error: StorageError) -> None:
         log.critical("bookie stops: its storage failed", extra=fields(bookie=self.bookie_id, error=error))
+        self._stop_serving(error)
+
+    def _stop_serving(self, error: StorageError) -> None:
         if self._server is not None:
             self._server.close()
         if self._dispatcher is not None:
@@ -450,6 +507,7 @@ class Bookie:
         assert self._age is not None
         assert self._given_ids is not None
         assert self._healing is not None
+        assert self._order is not None
         return {
             "bookie_id": self.bookie_id,
             "instance_id": self._cookie.instance_id,
@@ -458,7 +516,8 @@ class Bookie:
             "address": self.address,
             "advertised": self.addresses,
             "uptime_s": round(self._loop.time() - self._started_at, 3),
-            "is_writable": self._engine.is_writable,
+            "is_writable": self.is_writable,
+            "order": self._order.mode or None,
             "connections": len(self._connections),
             "connections_max": self._config.limits.connections_max,
             "connections_waiting": self._backpressure.waiting,
@@ -491,6 +550,8 @@ class Bookie:
         if self._is_ending:
             return
         self._is_ending = True
+        if self._announcing is not None:
+            self._announcing.cancel()
         if self._server is not None:
             self._server.close()
         if self._dispatcher is not None:
@@ -507,6 +568,8 @@ class Bookie:
             await self._age.close()
         if self._given_ids is not None:
             await self._given_ids.close()
+        if self._order is not None:
+            await self._order.close()
         await self._deregister()
         await self._close_connections()
         if self._engine is not None:

@@ -78,6 +78,7 @@ if TYPE_CHECKING:
 
     from bookie_aio.config import Limits
     from bookie_aio.server.given_ids import GivenIds
+    from bookie_aio.server.registration import StandingOrder
     from bookie_aio.server.responder import Peer
     from bookie_aio.storage.engine import Engine
     from bookie_aio.structured_logging import RepeatedWarnings
@@ -244,6 +245,7 @@ class Dispatcher:
         given_ids: GivenIds,
         not_free_below: Callable[[], int],
         lift_mark: Callable[[int, int], Awaitable[int]],
+        order: StandingOrder,
         warnings: RepeatedWarnings,
     ) -> None:
         """Make the handlers.
@@ -260,6 +262,7 @@ class Dispatcher:
             given_ids: the ledger ids that have been given out. Nothing is stored for others.
             not_free_below: returns the id below which no new ledger may be made (`BookieAge`).
             lift_mark: `Healing.lift`, for LIFT_MARK.
+            order: the operator's order, which may forbid adds.
         """
         self.metrics = metrics = RequestMetrics()
         self.is_draining = False
@@ -274,7 +277,7 @@ class Dispatcher:
         confirmed = ConfirmedHandler(limits, responder, drop_if_deleted, lift_mark)
         self._given_ids = given_ids
         claims = ClaimHandler(engine, responder, given_ids, not_free_below)
-        self._adds = AddHandler(engine, limits, responder, fence, metrics, passwords.may_repair)
+        self._adds = AddHandler(engine, limits, responder, fence, metrics, passwords.may_repair, order)
         self._lacs = LacHandler(engine, limits, responder, fence, loop)
         self._handlers: dict[type[Message], Callable[..., None]] = {
             Add: self._adds.add,

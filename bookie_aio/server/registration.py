@@ -1,7 +1,8 @@
 """Registration: the bookie's cookie and its ephemeral record in the metadata store (rule 6).
 
 Owns the reading and writing of cookies, in the order that `bookie_aio.core.identity` explains and decides on.
-Owns the ephemeral record by which clients find the bookie. Does not own the store's session.
+Owns the ephemeral record by which clients find the bookie, and follows the operator's order to it. Does not
+own the store's session.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,16 @@ from bookie_aio.storage.data_directory import (
 from bookie_aio.storage.disk.disk import TEMPORARY_SUFFIX
 from bookie_aio.storage.segment.format import CHECKPOINT, COOKIE, LOCK, WITNESS
 from bookie_aio.structured_logging import fields
-from metadata.access.bookies import BookieRecord, ClusterRecord, Cookie, ensure_cluster, find_cluster
+from metadata.access.bookies import (
+    REMOVED,
+    BookieRecord,
+    ClusterRecord,
+    Cookie,
+    Orders,
+    ensure_cluster,
+    find_cluster,
+    is_retired,
+)
 from metadata.errors import (
     CookieMismatchError,
     KeyExistsError,
@@ -31,7 +41,8 @@ from metadata.errors import (
     MetadataError,
     NoSuchKeyError,
 )
-from metadata.ids import age_key, available_key, cookie_key
+from metadata.ids import KEY_ORDERS, age_key, available_key, cookie_key
+from metadata.owned_task import OwnedTask
 
 if TYPE_CHECKING:
     import random
@@ -72,6 +83,8 @@ async def establish_identity(
     else:
         cluster = await ensure_cluster(store, draw_id=lambda: f"{rng.getrandbits(128):032x}", now_ms=now_ms())
     stored = await _read_stored(store, config.bookie_id)
+    if stored is None and await is_retired(store, config.bookie_id):
+        raise decommissioned(config.bookie_id)
     if stored is not None:
         # Decided before anything is created: the mount point of an unmounted disk must stay empty.
         await _look(config, disk, stored, cluster)
@@ -92,6 +105,15 @@ async def establish_identity(
             lock.release()
     assert stored is not None
     return stored
+
+
+def decommissioned(bookie_id: str) -> CookieMismatchError:
+    """Return the error of a bookie whose cookie an operator has had removed."""
+    return CookieMismatchError(
+        f"bookie {bookie_id} was decommissioned, and its id is never used again: empty its directory and "
+        "start a bookie under another id",
+        bookie_id=bookie_id,
+    )
 
 
 async def is_formatted(disk: Disk, directories: Sequence[str]) -> bool:
@@ -249,11 +271,23 @@ class BookieRegistration:
                 bookie_id=record.bookie_id,
             ) from error
 
-    def set_writable(self, is_writable: bool) -> None:
-        """Update the record, as soon as the metadata store can be reached. Without effect once closed."""
+    def announce(self, *, is_writable: bool, order: str, space: tuple[int, int, bool] | None = None) -> None:
+        """Update the record, as soon as the metadata store can be reached. Without effect once closed.
+
+        Args:
+            space: free bytes, bytes in all, and whether the disks are nearly full; None for unknown. Small
+                changes are not announced.
+        """
         if self._is_closed:
             return
-        self._record = replace(self._record, is_writable=is_writable)
+        self._record = replace(self._record, is_writable=is_writable, order=order)
+        if space is not None and self._record.has_moved(*space):
+            free_bytes, disk_bytes, is_tight = space
+            self._record = replace(
+                self._record, free_bytes=free_bytes, disk_bytes=disk_bytes, is_tight=is_tight
+            )
+        if self._announced == self._record:
+            return
         if self._updating is None or self._updating.done():
             self._updating = asyncio.get_running_loop().create_task(self._update())
 
@@ -280,3 +314,58 @@ class BookieRegistration:
             await self._registration.close()
         except MetadataError as error:
             log.warning("deregistering failed", extra=fields(bookie=self._record.bookie_id, error=error))
+
+
+class StandingOrder:
+    """The operator's order to this bookie, followed in the metadata store until closed.
+
+    The bookie obeys the last order that it has read, with the store away, too.
+    """
+
+    def __init__(self, store: MetadataStore, bookie_id: str, on_changed: Callable[[], None]) -> None:
+        self._store = store
+        self._bookie_id = bookie_id
+        self._on_changed = on_changed
+        self._task: OwnedTask | None = None
+        self.mode = ""
+        """One of `metadata.access.bookies.ORDER_MODES`; "" for no order."""
+
+    async def start(self) -> None:
+        """Read the order before the bookie serves, and follow it from now on.
+
+        Raises:
+            MetadataError: it cannot be read.
+        """
+        await self._store.sync(KEY_ORDERS)
+        await self._read()
+        self._task = OwnedTask(self._follow, "order")
+
+    async def _read(self) -> None:
+        order = (await Orders.read(self._store)).by_bookie.get(self._bookie_id)
+        mode = "" if order is None else order.mode
+        if order is None and await self._has_left():
+            mode = REMOVED  # It stood still for so long that its cookie is gone, and the order with it.
+        if mode != self.mode:
+            log.warning("the bookie has another order", extra=fields(bookie=self._bookie_id, order=mode))
+            self.mode = mode
+            self._on_changed()
+
+    async def _has_left(self) -> bool:
+        is_gone = await is_retired(self._store, self._bookie_id)
+        return is_gone and await _read_stored(self._store, self._bookie_id) is None
+
+    async def _follow(self) -> None:
+        while True:
+            try:
+                async with aclosing(self._store.watch(KEY_ORDERS)) as changes:
+                    async for _ in changes:
+                        await self._read()
+            except MetadataError as error:
+                log.warning("orders cannot be read", extra=fields(bookie=self._bookie_id, error=error))
+            await asyncio.sleep(_RETRY_S)
+
+    async def close(self) -> None:
+        """Stop following."""
+        if self._task is not None:
+            self._task.cancel()
+            await self._task.wait()

@@ -26,7 +26,7 @@ import os
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from bookie_aio.storage.disk.disk import TEMPORARY_SUFFIX
 from bookie_aio.storage.found_files import ForeignFileError, FoundFiles
@@ -37,6 +37,7 @@ from bookie_aio.storage.ledgers.marks import NO_LEDGER, Marks
 from bookie_aio.storage.segment import format as form
 from bookie_aio.storage.segment.replay import Group, Replayed, replay_segment
 from bookie_aio.storage.segment.segment import HAS_INDEX, Segment, SegmentRow, UnreadIndexError
+from bookie_aio.storage.segment.witness import Claim
 from bookie_aio.wire.blocks import Block
 from metadata.errors import CorruptRecordError, DiskFailedError
 
@@ -52,6 +53,19 @@ if TYPE_CHECKING:
 
 DAMAGED_SUFFIX = ".damaged"
 _SCAN_BYTES = 1024 * 1024
+
+
+Held = tuple[int, int, int, int]
+"""What was durable: the number of a checkpoint, a segment, its generation, and where its groups ended."""
+
+
+class EarlierRun(NamedTuple):
+    """What files outside the storage say of the runs before."""
+
+    lost_up_to: int | None = None
+    """The highest ledger id that data was lost of; None for no loss."""
+    held: tuple[Held, ...] = ()
+    """What the storage held at least, as each of them says."""
 
 
 @dataclass
@@ -175,21 +189,25 @@ class CrashRecovery:
         segments: SegmentSet,
         witness: WitnessFiles,
         *,
+        earlier: Sequence[Held] = (),
         newest: int = 0,
     ) -> None:
         """Take the directories, and the set that the segments found are added to.
 
         Args:
             witness: the claims of an earlier run, and the owner of all files.
+            earlier: what files outside the storage say of an earlier run; may be older than the witness.
             newest: the number of a checkpoint that is known to have been durable.
         """
         self._disk = disk
         self._directories = directories
         self._segments = segments
         self._witness = witness
-        self._newest = max([newest, *(claim.checkpoint for claim in witness.claims)])
+        self._earlier = earlier
+        self._claims = [*witness.claims, *(Claim(witness.owner, *held) for held in earlier)]
+        self._newest = max([newest, *(claim.checkpoint for claim in self._claims)])
         self._is_doubtful = False  # the checkpoint may not be the newest one
-        self._files = FoundFiles(disk, directories, witness.owner, witness.claims)
+        self._files = FoundFiles(disk, directories, witness.owner, self._claims)
         self._checkpoint: Checkpoint | None = None
         self._is_table_lost = False
         self._unread_indexes: dict[int, DiskFailedError] = {}
@@ -213,7 +231,8 @@ class CrashRecovery:
         except _NewerCheckpointError as error:
             self._segments.clear()
             parts = (self._disk, self._directories, self._segments, self._witness)
-            return await CrashRecovery(*parts, newest=error.number).run(spare_bytes=spare_bytes)
+            again = CrashRecovery(*parts, earlier=self._earlier, newest=error.number)
+            return await again.run(spare_bytes=spare_bytes)
         except DiskFailedError as error:
             raise DiskFailedError(
                 f"{error}. Nothing is concluded from what cannot be read: start again, and replace this "
@@ -235,7 +254,7 @@ class CrashRecovery:
         on_disk = files.ids(form.SEGMENT_SUFFIX) | files.ids(form.INDEX_SUFFIX)
         # Without a checkpoint only names tell which ids were used, also the names of spare files. A new
         # segment with a spare file's id would be renamed over it when given up.
-        used = on_disk | files.ids(form.SPARE_SUFFIX) | {claim.segment_id for claim in self._witness.claims}
+        used = on_disk | files.ids(form.SPARE_SUFFIX) | {claim.segment_id for claim in self._claims}
         found.next_id = max([found.next_id, *(one + 1 for one in used)])
         next_segment = self._checkpoint.next_segment if self._checkpoint and self._is_trusted else None
         for why in files.contradictions(next_segment):

@@ -16,9 +16,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from bookie_aio.metrics import StorageMetrics
-from bookie_aio.storage.crash_recovery import CrashRecovery, RecoveredState
-from bookie_aio.storage.disk.disk import FailStopDisk
-from bookie_aio.storage.health import StorageHealth
+from bookie_aio.storage.crash_recovery import CrashRecovery, EarlierRun, Held, RecoveredState
+from bookie_aio.storage.health import FailStopDisk, StorageHealth
 from bookie_aio.storage.journal import AddWatch, Change, Done, Journal, Record
 from bookie_aio.storage.ledgers.checkpoint import LedgerState
 from bookie_aio.storage.ledgers.checkpointer import Checkpointer
@@ -65,6 +64,8 @@ class StorageConfig:
 
     segment_bytes: int = 128 * 1024 * 1024
     group_bytes_max: int = 4 * 1024 * 1024
+    short_sync_s: float = 0.0015
+    """The event loop waits itself for the sync of a small record while syncs take no longer; 0: never."""
     space: SpaceLimits = field(default_factory=SpaceLimits)
     files_max: int = 512
     """Files of sealed segments and indexes that are open at once."""
@@ -116,6 +117,7 @@ class Engine:
         self.add_watches: set[AddWatch] = set()
         self.notes: Sequence[str] = ()
         self.marking: Marking
+        self.held: Callable[[], Held]  # returns what is durable by now
         self._witness: WitnessFiles | None = None
         self._ledgers: LedgerStates
         self._allocator: SegmentAllocator
@@ -140,7 +142,7 @@ class Engine:
         on_failed: Callable[[StorageError], None],
         on_writable: Callable[[bool], None],
         on_warning: Callable[[str], None] = lambda text: None,
-        begin: Callable[[], Awaitable[int | None]] | None = None,
+        begin: Callable[[], Awaitable[EarlierRun]] | None = None,
         owner: int = 0,
     ) -> Engine:
         """Lock the directories, replay what a crash left, and be ready to serve.
@@ -153,8 +155,8 @@ class Engine:
             on_writable: called with False when space ran out or fences may be lost, with True when there is
                 space again.
             on_warning: called with a sentence for the log, for an operator to act on.
-            begin: awaited with the directories locked, before anything is read. Returns the highest ledger id
-                that data was lost of, as the caller knows, for a mark in the first group; None for none.
+            begin: awaited with the directories locked, before anything is read. Returns what the caller knows
+                of the run before this one. Lost data becomes a mark in the first group.
             owner: of which bookie the files are (`data_directory.owner_of`); others do not count.
 
         Raises:
@@ -180,18 +182,18 @@ class Engine:
         self,
         draw_generation: Callable[[], int],
         on_warning: Callable[[str], None],
-        begin: Callable[[], Awaitable[int | None]] | None,
+        begin: Callable[[], Awaitable[EarlierRun]] | None,
         owner: int,
     ) -> None:
         config = self._config
         self._locks.extend(map(self._disk.lock_directory, self._directories))
-        lost_up_to = None if begin is None else await begin()
+        earlier = EarlierRun() if begin is None else await begin()
         witness = await WitnessFiles.open(self._disk, self._directories, owner, self._health)
         self._witness = witness
-        recovery = CrashRecovery(self._disk, self._directories, self._segments, witness)
+        recovery = CrashRecovery(self._disk, self._directories, self._segments, witness, earlier=earlier.held)
         recovered = await recovery.run(spare_bytes=config.segment_bytes)
-        if lost_up_to is not None:
-            recovered.lose_all(f"the directory was set back: ledgers up to {lost_up_to} may have lost data")
+        if (bound := earlier.lost_up_to) is not None:
+            recovered.lose_all(f"the directory was set back: ledgers up to {bound} may have lost data")
         self.notes = recovered.notes
         self._ledgers = self.known = LedgerStates(recovered.ledgers, recovered.deleted, recovered.marks)
         tail = recovered.first_records()
@@ -240,12 +242,15 @@ class Engine:
             segment,
             self._allocator,
             group_bytes_max=max(config.group_bytes_max, tail_bytes),
+            short_sync_s=config.short_sync_s,
             on_group=self._index_group,
             on_dropped=self._drop,
             on_rolled=self._rolled,
             witness=witness,
             health=self._health,
         )
+        journal = self._journal
+        self.held = lambda: (witness.checkpoint, *journal.durable)
         if tail_bytes > self._journal.room:
             raise DiskFullError(f"no room for the {tail_bytes} bytes that the last run left to be rewritten")
         await self._rewrite(tail)

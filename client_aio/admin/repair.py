@@ -55,6 +55,7 @@ from client_aio.core.repair_plan import (
 from client_aio.ledger.metadata_update import VersionedLedgerMetadata
 from client_aio.ledger.recovery import recover_ledger
 from client_aio.unbounded.paged_fragments import VersionedFragments, spans
+from metadata.access.bookies import Orders, is_retired
 from metadata.errors import (
     BookieError,
     BookieUnavailableError,
@@ -65,7 +66,7 @@ from metadata.errors import (
     OperationTimeoutError,
     UnauthorizedAccessError,
 )
-from metadata.ids import TERM_FINAL, TERM_WRITER
+from metadata.ids import KEY_ORDERS, TERM_FINAL, TERM_WRITER
 from metadata.model.ledger import DIGEST_CRC, Absent, LedgerMetadata
 from metadata.owned_task import for_each
 
@@ -153,15 +154,21 @@ class Repair:
         password: bytes,
         on_progress: Callable[[RepairProgress], None],
         throttle: Callable[[int], Awaitable[None]] | None = None,
+        preferred: str = "",
+        only: int | None = None,
     ) -> None:
         """Prepare.
 
         Args:
+            only: the first entry of the one fragment to repair; None for all.
+            preferred: the bookie to copy to where it is in none of the seats, and can be had; "" for any.
             throttle: awaited with the bytes of each answer, before the next request. It bounds the bytes per
                 second that are read from the sources and from the target.
         """
         self._context = context
         self._throttle = throttle
+        self._preferred = preferred
+        self._only = only
         self._ledger_id = ledger_id
         self._lost = lost
         self._by = by
@@ -265,6 +272,8 @@ class Repair:
             async for span in found:
                 metadata = span.metadata
                 for part in complete_parts(span.fragments, span.last_entry):
+                    if self._only is not None and part.first_entry != self._only:
+                        continue
                     # A bookie that is repaired in its own place stays named.
                     if self._lost in part.bookies and part.first_entry not in self._fragments:
                         return metadata, part
@@ -292,10 +301,21 @@ class Repair:
         if copier.lost and await self._is_trimmed(part):
             return  # No bookie owes these entries any more.
         if target != self._lost:
+            if await self._is_leaving(target):
+                self._unfit.add(target)
+                return
             if copier.lost:
                 await self._note_absent(part, copier)
             if not await self._name(part, target):
                 return  # Another client changed the fragment: it needs another plan.
+            if await self._is_leaving(target):
+                # The last look of who removes the bookie may have come before the compare-and-set.
+                raise LedgerRepairError(
+                    f"bookie {target} was ordered to leave the cluster while it got the entries of ledger "
+                    f"{self._ledger_id}: run the repair again, for {target}",
+                    ledger_id=self._ledger_id,
+                    bookie_id=target,
+                )
         lost_before = copier.lost.entries
         try:
             await copier.verify()
@@ -349,8 +369,22 @@ class Repair:
         metadata, _ = await self._context.ledgers.read(self._ledger_id, sync=True)
         return part.first_entry < metadata.first_entry
 
+    async def _is_leaving(self, target: str) -> bool:
+        """Return whether a bookie must not be named: an operator has it leave, or it has left."""
+        store = self._context.ledgers.store
+        await store.sync(KEY_ORDERS)
+        order = (await Orders.read(store)).by_bookie.get(target)
+        return (order is not None and order.is_leaving) or await is_retired(store, target)
+
     async def _target(self, metadata: LedgerMetadata, part: Part) -> BookieConnection:
         if self._by is None:
+            preferred = self._context.pool.directory.available.get(self._preferred)
+            is_fit = self._preferred not in {*part.bookies, *self._unfit}
+            if preferred is not None and preferred.is_writable and is_fit:
+                try:
+                    return await self._context.pool.get(self._preferred)
+                except BookKeeperError as error:
+                    logger.warning("ledger=%d %s: %s", self._ledger_id, self._preferred, error)
             seat = part.bookies.index(self._lost)
             found = await self._context.finder.replace(
                 metadata, part.bookies, 1 << seat, excluded={self._lost, *self._unfit}

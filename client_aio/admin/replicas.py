@@ -13,19 +13,24 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from bookie_aio.wire.blocks import parse_blocks
 from bookie_aio.wire.messages import ReadAnswer, Stop
 from client_aio.bookies.connection import list_entries
-from client_aio.core.repair_plan import Part, complete_parts, owed, split
+from client_aio.core.repair_plan import LostRuns, Part, complete_parts, owed, split
 from client_aio.unbounded.paged_fragments import spans
-from metadata.errors import BookKeeperError, MalformedFrameError
+from metadata.errors import (
+    BookieUnavailableError,
+    BookKeeperError,
+    MalformedFrameError,
+    OperationTimeoutError,
+)
 from metadata.ids import ENTRY_ID_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Awaitable, Callable, Iterable
 
     from bookie_aio.wire.listing import Row
     from client_aio.bookies.connection import BookieConnection
@@ -143,6 +148,10 @@ class VerifiedReplica:
     first_bad_entry: int | None = None
     error: str = ""
     """Why the bookie could not be asked; the entries not read then count as missing."""
+    is_silent: bool = False
+    """Whether it could not be asked at all: it would not answer for another ledger either."""
+    bad: LostRuns = field(default_factory=LostRuns)
+    """The entries that are missing or damaged, without those that were not read."""
 
     @property
     def status(self) -> str:
@@ -152,6 +161,21 @@ class VerifiedReplica:
         if self.damaged:
             return "damaged"
         return "missing" if self.missing else "ok"
+
+    def row(self) -> dict[str, Any]:
+        """Return the replica as a row of reports: without the ledger, and without the runs of bad entries."""
+        return {
+            "first_entry": self.first_entry,
+            "last_entry": self.last_entry,
+            "bookie": self.bookie_id,
+            "owed": self.owed,
+            "intact": self.intact,
+            "missing": self.missing,
+            "damaged": self.damaged,
+            "first_bad_entry": self.first_bad_entry,
+            "status": self.status,
+            "error": self.error or None,
+        }
 
 
 def parts_of(metadata: LedgerMetadata) -> list[Part]:
@@ -166,20 +190,30 @@ async def verify_replica(
     part: Part,
     bookie_id: str,
     digest: Digest | None = None,
+    *,
+    throttle: Callable[[int], Awaitable[None]] | None = None,
+    unreachable: str = "",
 ) -> VerifiedReplica:
     """Read all entries that a bookie owes of a fragment (or of a part of one), and check them.
 
     Checks checksums. With the digest of a ledger that has a password, checks authentication codes as well.
     A failure of the bookie ends in `VerifiedReplica.error`. Cancelling leaves nothing behind.
+
+    Args:
+        throttle: awaited with the bytes of each answer, before the next request.
+        unreachable: why the bookie is not asked at all; empty to ask it.
     """
     found = VerifiedReplica(metadata.ledger_id, part.first_entry, part.last_entry, bookie_id)
     ranges = list(owed(metadata, part, bookie_id, _RANGE_ENTRIES))
     found.owed = sum(wanted.entries for wanted in ranges)
     try:
+        if unreachable:
+            raise BookieUnavailableError(unreachable, bookie_id=bookie_id)
         for wanted in ranges:
-            await _verify_range(context, await context.pool.get(bookie_id), wanted, found, digest)
+            await _verify_range(context, await context.pool.get(bookie_id), wanted, found, digest, throttle)
     except BookKeeperError as error:
         found.error = str(error)
+        found.is_silent = isinstance(error, (BookieUnavailableError, OperationTimeoutError))
         found.missing = found.owed - found.intact - found.damaged
     return found
 
@@ -190,6 +224,7 @@ async def _verify_range(
     wanted: ClassRange,
     found: VerifiedReplica,
     digest: Digest | None,
+    throttle: Callable[[int], Awaitable[None]] | None,
 ) -> None:
     rest: ClassRange | None = wanted
     is_careful = False  # After a refusal, read entry by entry: a bookie refuses a block as a whole.
@@ -202,6 +237,8 @@ async def _verify_range(
             timeout_s=context.config.read_timeout_s,
             ledger_id=asked.ledger_id,
         )
+        if throttle is not None:
+            await throttle(len(body))
         last = None
         try:
             for block in parse_blocks(body):
@@ -209,19 +246,19 @@ async def _verify_range(
                 wrong = block.damaged_entries()
                 if digest is not None:
                     wrong = sorted({*wrong, *digest.wrong_entries(block)})
-                _note(found, wrong, "damaged")
+                _note(found, asked, wrong, "damaged")
                 found.intact += block.count - len(wrong)
                 last = block.last_entry
         except MalformedFrameError:
-            _note(found, [asked.first], "damaged")
+            _note(found, asked, [asked.first], "damaged")
             last = asked.first
         if last is not None:
             rest = rest.after(last)
         elif answer.stop == Stop.NO_SUCH_ENTRY:
-            _note(found, [asked.first], "missing")
+            _note(found, asked, [asked.first], "missing")
             rest = rest.after(asked.first)
         elif is_careful:
-            _note(found, [asked.first], "damaged")
+            _note(found, asked, [asked.first], "damaged")
             rest = rest.after(asked.first)
         else:
             is_careful, careful_until = True, asked.first + _CAREFUL_ENTRIES * asked.stride
@@ -229,8 +266,9 @@ async def _verify_range(
             is_careful = False
 
 
-def _note(found: VerifiedReplica, entry_ids: Iterable[int], what: str) -> None:
+def _note(found: VerifiedReplica, asked: ClassRange, entry_ids: Iterable[int], what: str) -> None:
     for entry_id in entry_ids:
+        found.bad.add(asked._replace(first=entry_id, last=entry_id), None)
         setattr(found, what, getattr(found, what) + 1)
         if found.first_bad_entry is None or entry_id < found.first_bad_entry:
             found.first_bad_entry = entry_id

@@ -11,10 +11,11 @@ import json
 from collections import Counter, deque
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bookie_aio.wire.messages import Done, Info
 from client_aio.core.audit import Condition, LedgerIndex, Problem, judge, layout_of
+from client_aio.core.log_chain import owner_of
 from client_aio.election import LeaderElection
 from client_aio.unbounded.paged_fragments import spans
 from metadata.access.bookies import registered_bookies
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from client_aio.context import ClientContext
     from client_aio.core.audit import Layout
     from metadata.access.bookies import BookieRecord
-    from metadata.model.ledger import Fragment, LedgerMetadata
+    from metadata.model.ledger import Fragment, LedgerMetadata, LedgerState
 
 AUDITOR_ELECTION = "bookie-aio.auditor"
 _READS_AT_ONCE = 32
@@ -111,6 +112,77 @@ async def all_metadata(
         await asyncio.gather(*(task for _, task in ahead), return_exceptions=True)
 
 
+class LedgerFilter(NamedTuple):
+    """The ledgers that a command is about."""
+
+    bookie: str | None = None
+    """Only those that name this bookie in a fragment."""
+    state: LedgerState | None = None
+    log: str | None = None
+    """Only those that this log owns."""
+    under_replicated: bool = False
+    """Only those of which copies are lacking: a bookie is down, or there is a repair task."""
+
+    @property
+    def lets_all_through(self) -> bool:
+        """Return whether it filters nothing."""
+        return self == LedgerFilter()
+
+
+class SelectedLedger(NamedTuple):
+    """A ledger that a filter let through."""
+
+    ledger_id: int
+    metadata: LedgerMetadata | MetadataCorruptError
+    """As read; damaged metadata come as the error, and only through an empty filter."""
+    good_copies: int | None
+    """Of the scarcest entry; None if the filter did not ask for it."""
+    reasons: list[str]
+    """Why copies are lacking."""
+
+
+async def select_ledgers(
+    context: ClientContext, wanted: LedgerFilter
+) -> AsyncGenerator[SelectedLedger, None]:
+    """Yield the ledgers that a filter lets through, ascending.
+
+    Raises:
+        MetadataUnavailableError: the store does not answer.
+        MetadataCorruptError: a page of an unbounded ledger's fragments is damaged.
+    """
+    tasks = {}
+    if wanted.under_replicated or wanted.bookie is not None:
+        tasks = {ref.ledger_id: ref for ref in await RepairTasks(context.ledgers.store).refs()}
+    async with aclosing(all_metadata(context)) as found:
+        async for ledger_id, metadata in found:
+            if isinstance(metadata, MetadataCorruptError):
+                if wanted.lets_all_through:
+                    yield SelectedLedger(ledger_id, metadata, None, [])
+                continue
+            if wanted.state not in (None, metadata.state) or wanted.log not in (None, owner_of(metadata)):
+                continue
+            if wanted.bookie is None and not wanted.under_replicated:
+                yield SelectedLedger(ledger_id, metadata, None, [])
+                continue
+            try:
+                metadata, layout, _ = await layout_in_full(context, metadata)
+            except NoSuchLedgerError:
+                continue
+            if wanted.bookie is not None and wanted.bookie not in layout.bookies:
+                continue
+            down = {name for name in layout.bookies if name not in context.pool.directory.available}
+            lost, task = layout.concerned(down), tasks.get(ledger_id)
+            if wanted.under_replicated and not lost and task is None:
+                continue
+            copies = layout.copies(down)
+            yield SelectedLedger(
+                ledger_id,
+                metadata,
+                copies if task is None else min(copies, task.copies),
+                [f"{name} is down" for name in lost] or ["a repair task"],
+            )
+
+
 async def ledgers_naming(context: ClientContext, bookie_id: str) -> list[int]:
     """Return the ledgers that name a bookie in a fragment, or as one that may hold what a repair lacked.
 
@@ -147,9 +219,15 @@ class BookieReport:
     gone_s: float | None = None
     """For how long the auditor has seen it to be gone."""
     disk_free_bytes: int | None = None
+    disk_bytes: int | None = None
+    """The size of its disks."""
+    is_tight: bool = False
+    """Its disks are nearly full, so it gets new ledgers only where there are too few others."""
     ledgers_damaged: int | None = None
     """How many ledgers it has marks of lost data for (rule 4)."""
     uptime_s: float | None = None
+    order: str | None = None
+    """The mode of the operator's order that it has; None for none."""
 
 
 @dataclass(slots=True)
@@ -278,7 +356,12 @@ async def survey(context: ClientContext) -> ClusterSurvey:
     growing = len(index.growing_on(down))
     problems = judge(
         down={one.bookie_id: one.ledgers for one in bookies if one.state == "down"},
-        impaired=[one.bookie_id for one in bookies if one.state in ("read-only", "silent")],
+        impaired=[
+            one.bookie_id
+            for one in bookies
+            if one.state == "silent" or (one.state == "read-only" and one.order is None)
+        ],
+        ordered={one.bookie_id: one.order for one in bookies if one.order is not None},
         damaged=[one.bookie_id for one in bookies if one.ledgers_damaged],
         lacking=lacking,
         tasks=recovery.by_copies,
@@ -297,16 +380,21 @@ async def survey(context: ClientContext) -> ClusterSurvey:
 async def _report_bookies(
     context: ClientContext, index: LedgerIndex, record: AuditorRecord
 ) -> list[BookieReport]:
-    running = context.pool.directory.available
-    known = {*await registered_bookies(context.ledgers.store), *running, *index.bookies()}
+    directory = context.pool.directory
+    running, orders = directory.available, directory.orders.by_bookie
+    known = {*await registered_bookies(context.ledgers.store), *running, *index.bookies(), *orders}
 
     async def report(bookie_id: str) -> BookieReport:
         ledgers = len(index.ledgers_of(bookie_id))
         registration = running.get(bookie_id)
         if registration is None:
             gone_s = record.gone_s.get(bookie_id)
-            return BookieReport(bookie_id, "down", ledgers=ledgers, gone_s=gone_s)
-        return await _ask(context, registration, ledgers)
+            found = BookieReport(bookie_id, "down", ledgers=ledgers, gone_s=gone_s)
+        else:
+            found = await _ask(context, registration, ledgers)
+        if bookie_id in orders:
+            found.order = orders[bookie_id].mode
+        return found
 
     return list(await asyncio.gather(*map(report, sorted(known))))
 
@@ -314,6 +402,7 @@ async def _report_bookies(
 async def _ask(context: ClientContext, record: BookieRecord, ledgers: int) -> BookieReport:
     state = "writable" if record.is_writable else "read-only"
     found = BookieReport(record.bookie_id, state, record.rack, record.weight, list(record.addresses), ledgers)
+    found.disk_bytes, found.is_tight = record.disk_bytes, record.is_tight
     try:
         figures = await figures_of(context, record.bookie_id, _INFO_TIMEOUT_S)
         found.disk_free_bytes = figures["storage"]["disk"]["free_bytes"]

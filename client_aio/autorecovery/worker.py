@@ -5,6 +5,7 @@ The shell around `client_aio.core.audit`. All writes to bookies and to ledgers' 
 
 - A task says only where to look. The worker reads the ledger's metadata and asks its bookies first.
 - A lost bookie loses its seats. It may be lost by the auditor's word only, and not registered at this moment.
+- A bookie that an operator has ordered to leave loses its seats, running or not. The order is read again.
 - A bookie that answers is repaired in its own place, and its mark is lifted where that is right.
 - A task is deleted when a second look at the bookies finds every copy, and at the version that was read. A
   task to which the auditor has added something meanwhile stays.
@@ -21,10 +22,20 @@ from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from client_aio.admin.repair import Repair
+from client_aio.admin.repair import Repair, RepairReport
 from client_aio.admin.replicas import list_replicas
-from client_aio.autorecovery.auditor import replica_states
-from client_aio.core.audit import Seats, TokenBucket, marks_stay, retry_after_s, seats_to_repair
+from client_aio.autorecovery.auditor import racks_of, replica_states
+from client_aio.core.audit import (
+    Seats,
+    TokenBucket,
+    copies_by_replicas,
+    marks_stay,
+    retry_after_s,
+    seats_to_repair,
+)
+from client_aio.core.placement import spread
+from client_aio.core.repair_plan import Part, complete_parts
+from client_aio.unbounded.paged_fragments import spans
 from metadata.access.repair_tasks import RepairTask, RepairTasks, TaskRef, WorkerRecord
 from metadata.errors import (
     BookKeeperError,
@@ -38,7 +49,7 @@ from metadata.errors import (
 from metadata.owned_task import OwnedTask
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
 
     from client_aio.config import AutoRecoveryConfig
     from client_aio.context import ClientContext
@@ -56,7 +67,7 @@ _RELEASE_S = 2.0
 """A process that ends does not wait longer for the metadata store."""
 
 
-async def _release(registration: Registration) -> None:
+async def release(registration: Registration) -> None:
     """Remove an ephemeral key; where the store does not answer in time, its session's end removes it."""
     with suppress(BookKeeperError, TimeoutError):
         async with asyncio.timeout(_RELEASE_S):
@@ -119,7 +130,7 @@ class Worker:
             for follower in followers:
                 follower.cancel()
             if registration is not None:
-                await _release(registration)
+                await release(registration)
 
     # --- choosing a task -----------------------------------------------------------------------
 
@@ -208,7 +219,7 @@ class Worker:
         try:
             await self._do_locked(ref, registration)
         finally:
-            await _release(lock)
+            await release(lock)
 
     async def _do_locked(self, ref: TaskRef, registration: Registration) -> None:
         try:
@@ -240,7 +251,7 @@ class Worker:
 
     async def _unless_paused(self, ref: TaskRef, task: RepairTask) -> Outcome | None:
         """Make an attempt; give it up, and return None, when an operator pauses auto recovery."""
-        attempt = asyncio.create_task(self._attempt(ref, task))
+        attempt = asyncio.create_task(self.attempt(ref.ledger_id, task.lost))
         paused = asyncio.create_task(self._paused.wait())
         try:
             await asyncio.wait([attempt, paused], return_when=asyncio.FIRST_COMPLETED)
@@ -268,12 +279,16 @@ class Worker:
         pause_s = retry_after_s(attempts, self._config.retry_s, self._config.retry_max_s)
         self._rests[ref.name] = (attempts, self._loop.time() + pause_s)
 
-    async def _attempt(self, ref: TaskRef, task: RepairTask) -> Outcome:
-        """Repair a ledger as far as that is possible now."""
-        ledger_id, lost, errors = ref.ledger_id, 0, []
+    async def attempt(self, ledger_id: int, lost_bookies: Collection[str]) -> Outcome:
+        """Repair a ledger as far as that is possible now. Its caller holds the ledger's lock.
+
+        Args:
+            lost_bookies: bookies that lose their seats if they are not registered now.
+        """
+        lost, errors = 0, []
         try:
             await self._context.pool.directory.refresh()
-            seats = await self._look(ledger_id, task)
+            seats, _ = await self.look(ledger_id, lost_bookies)
             for bookie_id in (*seats.in_place, *seats.replaced):
                 try:
                     lost += await self._repair(ledger_id, bookie_id, in_place=bookie_id in seats.in_place)
@@ -282,8 +297,9 @@ class Worker:
                 except BookKeeperError as error:
                     errors.append(f"{bookie_id}: {error}")
             if not seats.in_place and not seats.replaced:
+                await self._spread(ledger_id)
                 return Outcome(is_done=True)
-            left = await self._look(ledger_id, task)
+            left, _ = await self.look(ledger_id, lost_bookies)
         except NoSuchLedgerError:
             return Outcome(is_done=True)  # It was deleted.
         except BookKeeperError as error:
@@ -295,8 +311,10 @@ class Worker:
             errors.append(f"{lost:,} entries can be had from no bookie")
         return Outcome(False, "; ".join(errors) or f"{', '.join(lacking)} still lacks entries", lost)
 
-    async def _look(self, ledger_id: int, task: RepairTask) -> Seats:
-        """Ask the bookies of a ledger; return what there is to do.
+    async def look(self, ledger_id: int, lost_bookies: Collection[str]) -> tuple[Seats, int]:
+        """Ask the bookies of a ledger; return what there is to do, and the scarcest entry's good copies.
+
+        The copies are as the bookies list them, of fragments in the head and in pages.
 
         Raises:
             NoSuchLedgerError: the ledger was deleted.
@@ -305,14 +323,55 @@ class Worker:
         metadata, _ = await self._context.ledgers.read(ledger_id, sync=True)
         states = replica_states(await list_replicas(self._context, ledger_id))
         running = self._context.pool.directory.available
-        return seats_to_repair(states, task.lost, running, marks_stay(metadata))
+        leaving = self._context.pool.directory.orders.leaving
+        seats = seats_to_repair(states, lost_bookies, running, marks_stay(metadata), leaving)
+        return seats, copies_by_replicas(metadata.write_quorum, states)
+
+    async def _spread(self, ledger_id: int) -> None:
+        """Give seats of complete fragments to bookies on other racks, where the placement policy asks for it.
+
+        Raises:
+            BookKeeperError: a copy could not be made.
+        """
+        if not self._context.finder.spans_racks:
+            return
+        metadata, _ = await self._context.ledgers.read(ledger_id)
+        parts: list[Part] = []
+        async with aclosing(spans(self._context, metadata)) as found:
+            async for span in found:
+                parts += complete_parts(span.fragments, span.last_entry)
+        racks, candidates = racks_of(self._context)
+        for part in parts:
+            bookies = list(part.bookies)
+            while (exchange := spread(bookies, metadata.write_quorum, racks, candidates)) is not None:
+                seat, new = exchange
+                report = await self._run(ledger_id, bookies[seat], preferred=new, only=part.first_entry)
+                if not report.fragments or report.fragments[0].replacement != new:
+                    break  # Another client changed the fragment, or trimmed it; or the bookie failed.
+                bookies[seat] = new
 
     async def _repair(self, ledger_id: int, bookie_id: str, *, in_place: bool) -> int:
         """Repair one bookie's part of a ledger; return how many entries no bookie returned."""
         record = self._context.pool.directory.available.get(bookie_id)
         # A bookie that is read-only takes no copies, so that its seat goes to another one.
         by = bookie_id if in_place and record is not None and record.is_writable else None
-        report = await Repair(
+        order = self._context.pool.directory.orders.by_bookie.get(bookie_id)
+        preferred = order.successor if order is not None else ""
+        report = await self._run(ledger_id, bookie_id, by=by, preferred=preferred)
+        if report.mark_left:
+            logger.warning("ledger=%d bookie=%s keeps its mark: %s", ledger_id, bookie_id, report.mark_left)
+        return sum(run.entries for fragment in report.fragments for run in fragment.lost)
+
+    async def _run(
+        self,
+        ledger_id: int,
+        bookie_id: str,
+        *,
+        by: str | None = None,
+        preferred: str = "",
+        only: int | None = None,
+    ) -> RepairReport:
+        return await Repair(
             self._context,
             ledger_id,
             bookie_id,
@@ -321,10 +380,9 @@ class Worker:
             password=b"",
             on_progress=lambda _: None,
             throttle=self._throttle,
+            preferred=preferred,
+            only=only,
         ).run()
-        if report.mark_left:
-            logger.warning("ledger=%d bookie=%s keeps its mark: %s", ledger_id, bookie_id, report.mark_left)
-        return sum(run.entries for fragment in report.fragments for run in fragment.lost)
 
     async def _throttle(self, size: int) -> None:
         self.record = replace(self.record, bytes_read=self.record.bytes_read + size)

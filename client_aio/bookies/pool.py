@@ -13,12 +13,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from client_aio.bookies.connection import BookieConnection, connect
-from metadata.access.bookies import BookieRecord, available_bookies, registered_bookies
+from metadata.access.bookies import BookieRecord, Orders, available_bookies, registered_bookies
 from metadata.awake import Deadline
 from metadata.errors import (
+    BookieReadOnlyError,
     BookieUnavailableError,
     BookKeeperError,
     ClientClosedError,
@@ -28,7 +31,7 @@ from metadata.errors import (
     OperationTimeoutError,
     ProtocolError,
 )
-from metadata.ids import KEY_AVAILABLE
+from metadata.ids import KEY_AVAILABLE, KEY_ORDERS
 from metadata.owned_task import OwnedTask
 from metadata.repeated_reports import RepeatedReports
 
@@ -43,6 +46,8 @@ Answer = TypeVar("Answer", bound="Message")
 Result = TypeVar("Result")
 
 _REFRESH_RETRY_S = 0.5
+_RECORDS_AGE_S = 30.0
+"""Records of bookies that are older are read again before the next ensemble but one is chosen."""
 _REPORTS_LONGEST_S = 3600.0
 _REPORTS_MAX = 256
 GRACE_S = 0.1
@@ -73,7 +78,11 @@ class Quarantine:
 
 
 class BookieDirectory:
-    """The running bookies, as last read from the metadata store, and the bookies that failed lately."""
+    """The running bookies, as last read from the metadata store, and the bookies that failed lately.
+
+    A bookie with an operator's order is not writable here, whatever its own record says. The order comes by a
+    watch, and the record does not: it is read again when bookies come or go.
+    """
 
     def __init__(self, store: MetadataStore, config: ClientConfig) -> None:
         self._store = store
@@ -83,9 +92,16 @@ class BookieDirectory:
         self._quarantine = Quarantine(config.quarantine_s)
         self._loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()
-        self._task: OwnedTask | None = None
         self.reports = RepeatedReports(self._loop, longest_s=_REPORTS_LONGEST_S, keys_max=_REPORTS_MAX)
         """Of the whole client: warnings that come again and again."""
+        self._tasks: list[OwnedTask] = []
+        self._refreshing: asyncio.Task[None] | None = None
+        self._read_at = self._loop.time()
+        self._reads = 0
+        self._read_last = 0  # the newest read whose result is in use
+        self.orders = Orders()
+        """The orders as last read."""
+        self._told: dict[object, Callable[[], None]] = {}
 
     async def start(self) -> None:
         """Read the registrations, and follow them from now on.
@@ -94,14 +110,29 @@ class BookieDirectory:
             MetadataError: they cannot be read.
         """
         await self.refresh()
-        self._task = OwnedTask(self._follow, "bookie directory")
+        self._tasks = [
+            OwnedTask(partial(self._follow, KEY_AVAILABLE), "bookie directory"),
+            OwnedTask(partial(self._follow, KEY_ORDERS), "orders to bookies"),
+        ]
 
     async def close(self) -> None:
         """Stop following."""
+        if self._refreshing is not None:
+            self._refreshing.cancel()
+            await asyncio.gather(self._refreshing, return_exceptions=True)
         self.reports.close(writes_counts=False)
-        if self._task is not None:
-            self._task.cancel()
-            await self._task.wait()
+        for task in self._tasks:
+            task.cancel()
+        for task in self._tasks:
+            await task.wait()
+
+    def tell_of_orders(self, owner: object, told: Callable[[], None]) -> None:
+        """Call `told` whenever the orders have changed, until `tell_no_more`."""
+        self._told[owner] = told
+
+    def tell_no_more(self, owner: object) -> None:
+        """End the calls of `tell_of_orders`."""
+        self._told.pop(owner, None)
 
     @property
     def available(self) -> Mapping[str, BookieRecord]:
@@ -125,9 +156,27 @@ class BookieDirectory:
         self._quarantine.note_failure(bookie_id, self._loop.time())
 
     def note_refusal(self, bookie_id: str, error: BookKeeperError) -> None:
-        """Put a bookie into quarantine, unless it answered that the ledger has been deleted."""
+        """Put a bookie into quarantine, unless it answered that the ledger has been deleted.
+
+        A bookie that answered that it is read-only counts as that until its record is read again.
+        """
         if not isinstance(error, NoSuchLedgerError):
             self.note_failure(bookie_id)
+        if isinstance(error, BookieReadOnlyError) and bookie_id in self._available:
+            self._available[bookie_id] = replace(self._available[bookie_id], is_writable=False)
+
+    def refresh_soon(self) -> None:
+        """Begin to read the registrations where they are old: free space changes without a word."""
+        is_old = self._loop.time() > self._read_at + _RECORDS_AGE_S
+        if self._tasks and is_old and (self._refreshing is None or self._refreshing.done()):
+            self._refreshing = self._loop.create_task(self._refresh_quietly(), name="refresh of bookies")
+
+    async def _refresh_quietly(self) -> None:
+        try:
+            await self.refresh()
+        except MetadataError as error:
+            self._read_at = self._loop.time()  # The next attempt comes as much later.
+            logger.info("the records of bookies stay as they are: %s", error)
 
     def addresses(self, bookie_id: str) -> list[str]:
         """Return the bookie's last known addresses; none if it was never registered."""
@@ -140,10 +189,24 @@ class BookieDirectory:
         Raises:
             MetadataError: they cannot be read; the last ones stay in use.
         """
-        self._available = await available_bookies(self._store)
-        self._last_known.update(self._available)
+        self._reads += 1
+        number = self._reads
+        available = await available_bookies(self._store)
+        orders = await Orders.read(self._store)
+        if number < self._read_last:
+            return  # A read that began later has ended earlier.
+        self._read_last, self._read_at = number, self._loop.time()
+        self._last_known.update(available)
+        self._available = {
+            name: replace(record, is_writable=False) if name in orders.by_bookie else record
+            for name, record in available.items()
+        }
+        before, self.orders = self.orders, orders
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
+        if before.by_bookie != orders.by_bookie:
+            for told in list(self._told.values()):
+                told()
 
     async def registered(self) -> list[str]:
         """Return the bookies that have a cookie, running or not; none if the store cannot be reached."""
@@ -160,10 +223,10 @@ class BookieDirectory:
             async with asyncio.timeout(timeout_s):
                 await self._changed.wait()
 
-    async def _follow(self) -> None:
+    async def _follow(self, key: str) -> None:
         while True:
             try:
-                async with contextlib.aclosing(self._store.watch(KEY_AVAILABLE)) as changes:
+                async with contextlib.aclosing(self._store.watch(key)) as changes:
                     async for _ in changes:
                         await self.refresh()
             except MetadataError as error:

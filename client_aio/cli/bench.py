@@ -225,6 +225,7 @@ async def _own_ledgers(
     try:
         for _ in range(count):
             await _create(client, sizes, writers)
+        client_aio.tune_gc()  # again, with the client and its writers
         yield writers
         for writer in writers:
             await writer.close()

@@ -11,7 +11,7 @@ import struct
 import sys
 import time
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,14 +20,20 @@ import typer
 import client_aio
 from bookie_aio import structured_logging
 from bookie_aio.config import BookieConfig, Limits, share_descriptors
+from bookie_aio.core.identity import AgeFile
 from bookie_aio.server.bookie import Bookie
 from bookie_aio.server.registration import establish_identity, is_formatted
 from bookie_aio.storage.data_directory import read_cookie
-from bookie_aio.storage.disk.disk import RealDisk
+from bookie_aio.storage.disk.disk import Disk, RealDisk
+from bookie_aio.storage.disk.read_only import ReadOnlyDisk
 from bookie_aio.storage.engine import StorageConfig
+from bookie_aio.storage.inspection import Inspector
+from bookie_aio.storage.segment.format import AGE
 from bookie_aio.wire.messages import Done, Info, ListLedgers, ListLedgersAnswer
 from client_aio.bookies.connection import BookieConnection, connect
+from client_aio.cli import lifecycle
 from client_aio.cli.completion import complete_bookies
+from client_aio.cli.exit_codes import Exit
 from client_aio.cli.input import ask
 from client_aio.cli.options import (
     LOST_BOOKIE_DELAY_S,
@@ -43,14 +49,15 @@ from client_aio.cli.options import (
     usage_error,
 )
 from client_aio.cli.output import Output
-from client_aio.config import AutoRecoveryConfig
+from client_aio.cli.text import inspection_text
+from client_aio.config import MIB, AutoRecoveryConfig, tune_gc
 from metadata.access.bookies import (
     BookieRecord,
+    Orders,
     SetBacks,
     available_bookies,
     join_address,
     registered_bookies,
-    retire,
     split_address,
 )
 from metadata.access.ledgers import LedgerStore
@@ -58,14 +65,13 @@ from metadata.backends.uri import open_store
 from metadata.errors import (
     BookieUnavailableError,
     BookKeeperError,
-    InvalidTransitionError,
-    NoSuchKeyError,
 )
 from metadata.ids import check_bookie_id
 from metadata.store import MetadataStore
 
 log = logging.getLogger(__name__)
 app = typer.Typer(no_args_is_help=True, help="Run bookies, and look after them.")
+app.registered_commands += lifecycle.app.registered_commands
 
 DIRECTORIES = typer.Option(
     "--dir",
@@ -188,6 +194,7 @@ async def _serve(
         ) as bookie,
     ):
         row = {"bookie_id": bookie.bookie_id, "addresses": bookie.addresses, "pid": os.getpid()}
+        tune_gc()  # again: what the start has read lives as long as the process
         output.document(row, text=f"bookie {bookie.bookie_id} serves on {', '.join(bookie.addresses)}")
         recovering = asyncio.create_task(_recover(store, recovery, placement, bookie.bookie_id))
         try:
@@ -418,55 +425,70 @@ async def list_(invocation: Invocation) -> None:
     """List the cluster's bookies: those that run, and those known to it that do not."""
     async with await open_store(invocation.metadata_uri) as store:
         running = await available_bookies(store)
-        known = {*await registered_bookies(store), *running}
+        orders = (await Orders.read(store)).by_bookie
+        known = {*await registered_bookies(store), *running, *orders}
     rows = []
     for bookie_id in sorted(known):
         record = running.get(bookie_id)
+        order = orders[bookie_id].mode if bookie_id in orders else None
         state = "down" if record is None else "writable" if record.is_writable else "read-only"
         rows.append(
             {
                 "bookie_id": bookie_id,
                 "state": state,
+                "order": order,
                 "addresses": record.addresses if record else None,
                 "rack": record.rack or None if record else None,
             }
         )
-    invocation.output.rows(rows, ("bookie_id", "state", "addresses", "rack"))
+    invocation.output.rows(rows, ("bookie_id", "state", "order", "addresses", "rack"))
 
 
-@command(app, "forget")
-async def forget(
+@command(app, "inspect")
+async def inspect_(
     invocation: Invocation,
-    bookie: Annotated[str, typer.Argument(metavar="BOOKIE", help="The bookie's id.", show_default=False)],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say whether it may be forgotten.")] = False,
-) -> None:
-    """Leave a bookie that is gone for good out of every list. Refused while it runs, or a ledger names it.
+    directories: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="DIR...",
+            exists=True,
+            file_okay=False,
+            help="All directories of the bookie.",
+            show_default=False,
+        ),
+    ],
+) -> int:
+    """Look at a bookie's directories while it does not run: segments, ledgers, and damage. Changes nothing.
 
-    Its id is never used again: a new bookie under it would have lost what the old one promised.
+    Draws the conclusions that a start would draw, and checks every record of every segment. No file is
+    opened for writing. A directory that a bookie runs on is refused. No metadata store is needed.
+
+    The exit code is 0 if nothing is damaged. It is 1 if something is damaged, missing or in contradiction, or
+    the bookie has a mark of lost data.
     """
-    async with client_aio.connect(invocation.metadata_uri) as client:
-        store = client._context.ledgers.store
-        running, known = client.bookies, await registered_bookies(store)
-        if bookie not in known and bookie not in running:
-            raise NoSuchKeyError(
-                f"there is no bookie {bookie}; the cluster's are {', '.join(known) or 'none'}"
-            )
-        if bookie in running:
-            raise InvalidTransitionError(f"bookie {bookie} runs: stop it before it is forgotten")
-        from client_aio.autorecovery.survey import ledgers_naming
+    disk, paths = ReadOnlyDisk(), _absolute(directories)
+    async with invocation.output.tracking("inspect") as show:
+        inspector = Inspector(
+            disk, paths, lambda done, total: show(done // MIB, total // MIB, "MiB of segments")
+        )
+        found = await inspector.run()
+    age = await _age_of(disk, paths)
+    document = {**asdict(found), "cookie": asdict(found.cookie), "age": age, "is_damaged": found.is_damaged}
+    invocation.output.document(document, text=inspection_text(found, age))
+    return Exit.FAILURE if found.is_damaged else Exit.OK
 
-        naming = await ledgers_naming(client._context, bookie)
-        if naming:
-            raise InvalidTransitionError(
-                f"{len(naming):,} ledgers name bookie {bookie}, such as {naming[0]}: have them repaired, "
-                f"closed or deleted first (`ledger list --bookie {bookie}`)"
-            )
-        if not dry_run:
-            await retire(store, bookie)
-    text = "may be forgotten" if dry_run else "is forgotten, and its id is not used again"
-    invocation.output.document(
-        {"bookie_id": bookie, "forgotten": not dry_run}, text=f"bookie {bookie} {text}"
-    )
+
+async def _age_of(disk: Disk, directories: tuple[str, ...]) -> dict[str, Any] | None:
+    """Return the bookie's age, as its first directory has it; None where that file is missing or damaged."""
+    try:
+        file = await disk.open(os.path.join(directories[0], AGE))
+    except FileNotFoundError:
+        return None
+    try:
+        age = AgeFile.parse(bytes(await file.read(0, file.size())))
+    finally:
+        file.close()
+    return None if age is None else asdict(age)
 
 
 @command(app, "info")

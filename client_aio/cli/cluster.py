@@ -11,18 +11,20 @@ Owns the cluster's directory:
 Invariants:
 
 - A directory has at most one cluster running.
-- Bookies keep their ids from start to start; their ports may change.
+- Bookies keep their ids from start to start; their ports may change. One that has left is not started.
 - Bookies stop when the process that started them ends, even by `kill -9`: their standard input then ends.
 """
 
 import asyncio
 import contextlib
 import fcntl
+import itertools
 import json
 import os
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import aclosing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Annotated, Any
@@ -31,13 +33,26 @@ from urllib.parse import quote
 import typer
 
 import client_aio
+from client_aio.autorecovery.cluster_repair import ClusterRepair
 from client_aio.autorecovery.survey import survey
-from client_aio.cli.exit_codes import BookieStartError
-from client_aio.cli.options import LOST_BOOKIE_DELAY_S, Invocation, LostBookieDelay, command, stop_event
-from client_aio.cli.output import Output
-from client_aio.cli.text import survey_text
-from metadata.backends.uri import parse_uri
+from client_aio.cli.completion import complete_bookies
+from client_aio.cli.exit_codes import BookieStartError, Exit
+from client_aio.cli.input import ask
+from client_aio.cli.options import (
+    LOST_BOOKIE_DELAY_S,
+    Invocation,
+    LostBookieDelay,
+    Placement,
+    PlacementOption,
+    command,
+    stop_event,
+)
+from client_aio.cli.output import Format, Output
+from client_aio.cli.text import cluster_repair_text, survey_text
+from client_aio.config import MIB, AutoRecoveryConfig
+from metadata.backends.uri import open_store, parse_uri
 from metadata.errors import BookKeeperError, DirectoryInUseError, InvalidArgumentError, OperationTimeoutError
+from metadata.ids import KEY_RETIRED
 
 BOOKIES = 3  # unless another number is asked for
 START_TIMEOUT_S = 120.0  # long, since a bookie replays its journal after a crash before it serves
@@ -154,9 +169,15 @@ class LocalCluster:
                 f"not in {self._metadata}"
             )
         spares = recorded.get("spares", 0)
+        retired = await self._retired() if names else set()
+        names = [name for name in names if name not in retired]
         self._check_count(len(names), spares)
         wanted = (self._asked_for or max(BOOKIES, len(names) - spares)) + self._spares
-        names += [f"b{number}" for number in range(len(names) + 1, wanted + 1)]
+        numbers = itertools.count(1)
+        while len(names) < wanted:
+            name = f"b{next(numbers)}"
+            if name not in {*names, *retired}:
+                names.append(name)
         self.bookies = [
             BookieProcess(
                 bookie_id=name,
@@ -167,6 +188,11 @@ class LocalCluster:
             )
             for number, name in enumerate(names)
         ]
+
+    async def _retired(self) -> set[str]:
+        """Return the bookies that have left the cluster: no bookie starts under their ids."""
+        async with await open_store(self.metadata_uri) as store:
+            return set(await store.children(KEY_RETIRED))
 
     def _check_count(self, present: int, spares: int) -> None:
         """Refuse to start fewer bookies than the directory has: ledgers are on all of them."""
@@ -266,6 +292,10 @@ class LocalCluster:
         self._record()
         while self._restart and not self._stopping:
             await asyncio.sleep(RESTART_DELAY_S)
+            with contextlib.suppress(BookKeeperError):
+                if bookie.bookie_id in await self._retired():
+                    self._report(f"bookie {bookie.bookie_id} has left the cluster, and is not started again")
+                    return
             try:
                 await self._start(bookie)
             except BookKeeperError as error:
@@ -430,3 +460,71 @@ async def status(invocation: Invocation) -> int:
         text=survey_text(found),
     )
     return int(found.condition)
+
+
+@command(app, "repair")
+async def repair(
+    invocation: Invocation,
+    lost: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="BOOKIE",
+            help="Only this bookie loses its seats (repeat it for more); default: all that are down.",
+            show_default=False,
+            autocompletion=complete_bookies,
+        ),
+    ] = None,
+    rate: Annotated[
+        float, typer.Option(min=0.01, metavar="MIB", help="MiB per second that are read at most.")
+    ] = AutoRecoveryConfig().cluster_bytes_per_s / MIB,
+    at_once: Annotated[int, typer.Option(min=1, max=64, help="How many ledgers are repaired at once.")] = 4,
+    placement: PlacementOption = Placement.WEIGHTED,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only show which ledgers would be repaired.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask, on a terminal.")] = False,
+) -> int:
+    """Make every ledger whole that lacks copies now. Needs no auto recovery, and may run beside it.
+
+    A bookie that is down loses its seats at once, to others that get copies; start one again first if it is
+    to keep them. A bookie that runs, and lacks entries or lost data, gets them in its place. The last
+    fragment of a ledger that is not closed is left to its writer. May be interrupted and run again.
+
+    The exit code is 0 if all is whole. It is 1 if a ledger could not be repaired, or a bookie could not be
+    asked. It is 5 if no bookie returned some entries. As JSON lines, the summary comes last.
+    """
+    output = invocation.output
+    async with client_aio.connect(invocation.metadata_uri, placement=placement.policy) as client:
+        repairing = ClusterRepair(client._context, bytes_per_s=int(rate * MIB), lost=lost or ())
+        async with output.tracking("look at ledgers") as show:
+            found = await repairing.find(lambda done, total: show(done, total, "ledgers"))
+        rows = []
+        if found.lacking and not dry_run:
+            names = ", ".join(found.lost)
+            seats = f", and give the seats of {names} to others" if names else ""
+            ask(f"Repair {len(found.lacking):,} ledgers{seats}?", is_answered=yes)
+            async with (
+                output.tracking("repair ledgers") as show,
+                aclosing(repairing.repair(found, ledgers_at_once=at_once)) as repaired,
+            ):
+                async for ledger, outcome in repaired:
+                    rows.append({**ledger.row(), **outcome._asdict()})
+                    show(
+                        len(rows), len(found.lacking), f"ledgers, {repairing.bytes_read / MIB:,.0f} MiB read"
+                    )
+                    if output.form is Format.JSONL:
+                        output.document(rows[-1])
+    failed = [row for row in rows if not row["is_done"]]
+    if dry_run:
+        rows = [ledger.row() for ledger in found.lacking]
+    done = {"repaired": 0 if dry_run else len(rows) - len(failed), "failed": len(failed)}
+    summary = {"dry_run": dry_run, **done, "bytes_read": repairing.bytes_read, **found.row()}
+    if output.form is Format.JSONL:
+        for row in rows if dry_run else ():
+            output.document(row)
+        output.document({"summary": summary})
+    else:
+        output.document({**summary, "ledgers": rows}, text=cluster_repair_text(rows, summary))
+    if any(row["entries_lost"] for row in failed):
+        return Exit.DAMAGED
+    return Exit.FAILURE if failed or found.unknown or found.unreadable else Exit.OK

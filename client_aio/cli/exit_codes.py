@@ -6,8 +6,8 @@ The codes are stable: scripts rely on them, and README.md lists them.
 import enum
 from errno import EBADF
 
-from bookie_aio.structured_logging import escape
 from metadata import errors
+from metadata.text import escape
 
 
 class Exit(enum.IntEnum):

@@ -18,11 +18,11 @@ from pathlib import Path
 
 import typer
 
-from bookie_aio.structured_logging import escape
 from client_aio.cli.exit_codes import Exit
 from client_aio.cli.options import usage_error
 from client_aio.cli.output import Output
 from metadata.errors import BookKeeperError
+from metadata.text import escape
 
 _CHUNK_BYTES = 1024 * 1024
 _CHUNKS_AHEAD = 4

@@ -2,7 +2,8 @@
 
 import asyncio
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from dataclasses import asdict
 from itertools import pairwise
@@ -12,12 +13,26 @@ from typing import Annotated, Any, TypedDict
 import typer
 
 import client_aio
-from client_aio.autorecovery.survey import all_metadata, layout_in_full
-from client_aio.cli.completion import complete_bookies, complete_ledgers, complete_ledgers_and_names
+from client_aio.autorecovery.survey import LedgerFilter, select_ledgers
+from client_aio.autorecovery.verification import Verification
+from client_aio.cli.completion import (
+    complete_bookies,
+    complete_ledgers,
+    complete_ledgers_and_names,
+    complete_logs,
+)
 from client_aio.cli.exit_codes import Exit
 from client_aio.cli.input import ask, delete_each, read_batches, size_of
-from client_aio.cli.options import Invocation, PasswordFile, Placement, PlacementOption, command, password_of
-from client_aio.cli.output import Output
+from client_aio.cli.options import (
+    Invocation,
+    PasswordFile,
+    Placement,
+    PlacementOption,
+    command,
+    password_of,
+    usage_error,
+)
+from client_aio.cli.output import Format, Output
 from client_aio.cli.text import (
     custom_of,
     draw_ledger,
@@ -27,11 +42,13 @@ from client_aio.cli.text import (
     ledger_row,
     text_of,
     text_of_repair,
+    verification_text,
 )
+from client_aio.config import MIB
 from client_aio.core.log_chain import owner_of
 from metadata.access.bookies import available_bookies, registered_bookies
-from metadata.access.repair_tasks import RepairTasks
 from metadata.backends.uri import open_store
+from metadata.errors import MetadataCorruptError
 from metadata.model.ledger import DIGEST_CRC, DIGEST_HMAC, LedgerMetadata
 
 app = typer.Typer(no_args_is_help=True, help="Write, read and look after ledgers.")
@@ -66,6 +83,30 @@ Digest = Annotated[
     ),
 ]
 Custom = Annotated[list[str] | None, typer.Option("--custom", metavar="KEY=VALUE", help="Custom metadata.")]
+OfBookie = Annotated[
+    str | None,
+    typer.Option(
+        "--bookie",
+        metavar="BOOKIE",
+        help="Only ledgers that name this bookie.",
+        autocompletion=complete_bookies,
+    ),
+]
+InState = Annotated[
+    client_aio.LedgerState | None,
+    typer.Option("--state", case_sensitive=False, help="Only ledgers in this state."),
+]
+OfLog = Annotated[
+    str | None,
+    typer.Option("--log", metavar="NAME", help="Only ledgers of this log.", autocompletion=complete_logs),
+]
+UnderReplicated = Annotated[
+    bool,
+    typer.Option(
+        "--under-replicated",
+        help="Only ledgers of which copies are lacking: a bookie is down, or auto recovery found it.",
+    ),
+]
 Newline = Annotated[
     bool,
     typer.Option("--newline/--no-newline", help="End each entry with a newline."),
@@ -409,30 +450,28 @@ async def list_(
     ids_only: Annotated[
         bool, typer.Option("--ids", help="Only the ids, one a line; without a filter, reads no metadata.")
     ] = False,
-    bookie: Annotated[
-        str | None, typer.Option(metavar="BOOKIE", help="Only ledgers that name this bookie.")
-    ] = None,
-    state: Annotated[
-        client_aio.LedgerState | None, typer.Option(case_sensitive=False, help="Only ledgers in this state.")
-    ] = None,
-    log: Annotated[str | None, typer.Option(metavar="NAME", help="Only ledgers of this log.")] = None,
-    under_replicated: Annotated[
-        bool,
-        typer.Option(
-            "--under-replicated",
-            help="Only ledgers of which copies are lacking: a bookie is down, or auto recovery found it.",
-        ),
-    ] = False,
+    bookie: OfBookie = None,
+    state: InState = None,
+    log: OfLog = None,
+    under_replicated: UnderReplicated = False,
 ) -> None:
     """List the ledgers in the metadata store."""
+    wanted = LedgerFilter(bookie, state, log, under_replicated)
     async with client_aio.connect(invocation.metadata_uri) as client:
-        if ids_only and not (bookie or state or log or under_replicated):
+        if ids_only and wanted.lets_all_through:
             async with aclosing(client.list_ledgers()) as ledgers:
                 with invocation.output.stream() as put:
                     async for ledger_id in ledgers:
                         put({"ledger_id": ledger_id}, str(ledger_id))
             return
-        rows = await _rows(client, bookie, state, log, under_replicated=under_replicated)
+        rows: list[dict[str, Any]] = []
+        async with aclosing(select_ledgers(client._context, wanted)) as found:
+            async for one in found:
+                if isinstance(one.metadata, client_aio.MetadataCorruptError):
+                    raise one.metadata
+                copies = {} if one.good_copies is None else {"good_copies": one.good_copies}
+                reasons = {"reasons": one.reasons} if copies else {}
+                rows.append({**ledger_row(one.metadata), **copies, **reasons})
     if ids_only:
         with invocation.output.stream() as put:
             for row in rows:
@@ -444,43 +483,80 @@ async def list_(
     invocation.output.rows(rows, columns)
 
 
-async def _rows(
-    client: client_aio.Client,
-    bookie: str | None,
-    state: client_aio.LedgerState | None,
-    log: str | None,
-    *,
-    under_replicated: bool,
-) -> list[dict[str, Any]]:
-    """Return the rows of the ledgers that every filter lets through."""
-    context = client._context
-    tasks = {ref.ledger_id: ref for ref in await RepairTasks(context.ledgers.store).refs()}
-    rows: list[dict[str, Any]] = []
-    async with aclosing(all_metadata(context)) as found:
-        async for ledger_id, metadata in found:
-            if isinstance(metadata, client_aio.MetadataCorruptError):
-                if bookie or state or log or under_replicated:
-                    continue
-                raise metadata
-            if (state and metadata.state is not state) or (log and owner_of(metadata) != log):
-                continue
-            row = ledger_row(metadata)
-            if bookie or under_replicated:
-                try:
-                    _, layout, _ = await layout_in_full(context, metadata)
-                except client_aio.NoSuchLedgerError:
-                    continue
-                if bookie and bookie not in layout.bookies:
-                    continue
-                down = {name for name in layout.bookies if name not in client.bookies}
-                lost = layout.concerned(down)
-                if under_replicated and not lost and ledger_id not in tasks:
-                    continue
-                copies = layout.copies(down)
-                row["good_copies"] = min(copies, tasks[ledger_id].copies) if ledger_id in tasks else copies
-                row["reasons"] = [f"{name} is down" for name in lost] or ["a repair task"]
-            rows.append(row)
-    return rows
+@command(app, "verify")
+async def verify(
+    invocation: Invocation,
+    ledgers: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[LEDGER]...",
+            help="Ids, or names of unbounded ones; default: all, or those that the filters let through.",
+            show_default=False,
+            autocompletion=complete_ledgers_and_names,
+        ),
+    ] = None,
+    bookie: OfBookie = None,
+    state: InState = None,
+    log: OfLog = None,
+    under_replicated: UnderReplicated = False,
+    rate: Annotated[
+        float | None, typer.Option(min=0.01, metavar="MIB", help="MiB per second that are read at most.")
+    ] = None,
+    at_once: Annotated[int, typer.Option(min=1, max=64, help="How many ledgers are read at once.")] = 4,
+    password_file: PasswordFile = None,
+) -> int:
+    """Read every copy of every entry from its own bookie, check it, and report what is missing or damaged.
+
+    Never fences, changes nothing, and reads a ledger that changes meanwhile again. The last fragment of a
+    ledger that is not closed is left out. With a password the authentication codes of ledgers that have it
+    are checked, else only checksums.
+
+    The exit code is 0 if every copy is good, and 1 if copies are missing, damaged or cannot be read. It is 2
+    if data is at risk: some entry has one good copy at most, or none. As JSON lines, the summary comes last.
+    """
+    wanted, output = LedgerFilter(bookie, state, log, under_replicated), invocation.output
+    if ledgers and not wanted.lets_all_through:
+        usage_error("name ledgers, or give filters, and not both")
+    async with client_aio.connect(invocation.metadata_uri) as client:
+        context = client._context
+        named = [await client.ledger_metadata(name_or_id(text)) for text in ledgers or ()]
+
+        async def chosen() -> AsyncGenerator[tuple[int, LedgerMetadata | MetadataCorruptError], None]:
+            for metadata in named:
+                yield metadata.ledger_id, metadata
+            if not named:
+                async with aclosing(select_ledgers(context, wanted)) as selected:
+                    async for one in selected:
+                        yield one.ledger_id, one.metadata
+
+        total = len(named) or (await _count(client) if wanted.lets_all_through else None)
+        verification = Verification(
+            context,
+            password=password_of(password_file),
+            bytes_per_s=None if rate is None else rate * MIB,
+            ledgers_at_once=at_once,
+        )
+        totals, began, bad = verification.totals, time.monotonic(), []
+        async with output.tracking("verify") as show, aclosing(verification.run(chosen())) as found:
+            async for one in found:
+                figures = f"ledgers, {totals.intact:,} copies intact, {totals.missing + totals.damaged:,} not"
+                show(totals.ledgers, total, f"{figures}, {totals.bytes_read / MIB:,.0f} MiB")
+                if one.condition:
+                    bad.append(one)
+                    if output.form is Format.JSONL:
+                        output.document(one.row())
+    summary = {**asdict(totals), "condition": totals.condition.label, "seconds": time.monotonic() - began}
+    if output.form is Format.JSONL:
+        output.document({"summary": summary})
+    else:
+        rows = [one.row() for one in bad]
+        output.document({**summary, "bad_ledgers": rows}, text=verification_text(bad, totals))
+    return int(totals.condition)
+
+
+async def _count(client: client_aio.Client) -> int:
+    async with aclosing(client.list_ledgers()) as ledgers:
+        return sum([1 async for _ in ledgers])
 
 
 @command(app, "show")

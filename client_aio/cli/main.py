@@ -8,12 +8,13 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from bookie_aio.structured_logging import MessageFormatter, escape
+from bookie_aio.structured_logging import MessageFormatter
 from client_aio.cli.exit_codes import Exit
 from client_aio.cli.options import Group, report
 from client_aio.cli.output import prepare_streams
+from metadata.text import escape
 
-_GROUPS = ("cluster", "bookie", "ledger", "log", "autorecovery", "spark", "bench")
+_GROUPS = ("cluster", "bookie", "ledger", "log", "autorecovery", "metadata", "spark", "bench")
 
 app = typer.Typer(
     cls=Group,

@@ -25,12 +25,18 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from bookie_aio import structured_logging
-from bookie_aio.structured_logging import escape
 from client_aio import PlacementPolicy, RackAware, WeightedRandom
 from client_aio.cli.exit_codes import Exit, describe, exit_code_of
 from client_aio.cli.output import Format, Output, silence_output
-from client_aio.config import PASSWORD_VARIABLE, AutoRecoveryConfig, password_in_environment, password_in_file
+from client_aio.config import (
+    PASSWORD_VARIABLE,
+    AutoRecoveryConfig,
+    password_in_environment,
+    password_in_file,
+    tune_gc,
+)
 from metadata.errors import InvalidArgumentError
+from metadata.text import escape
 
 METADATA_VARIABLE = "BOOKIE_AIO_METADATA"
 
@@ -178,6 +184,7 @@ def _run_coroutine(loop: Loop, coroutine: Coroutine[Any, Any, Any]) -> Any:
             pass
         else:
             factory = uvloop.new_event_loop
+    tune_gc()
     with asyncio.Runner(loop_factory=factory) as runner:
         return runner.run(coroutine)
 

@@ -2,11 +2,13 @@
 
 A result is a table, JSON, or JSON lines.
 
-Invariants: standard output holds the result and nothing else, so that it can be piped. Progress is shown only
-where standard error is a terminal. All text is escaped (`structured_logging.escape`): peers and users chose
-names, keys and values. Only the entries of a ledger are written as they are.
+Invariants: standard output holds the result and nothing else, so that it can be piped. Progress is a bar,
+where standard error is a terminal. Elsewhere only commands that may take hours write a line now and then. All
+text is escaped (`metadata.text`): peers and users chose names, keys and values. Only the entries
+of a ledger are written as they are.
 """
 
+import asyncio
 import base64
 import codecs
 import enum
@@ -14,12 +16,12 @@ import io
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
-from bookie_aio.structured_logging import escape
+from metadata.text import escape
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -160,6 +162,37 @@ class Output:
             transient=True,
             disable=not sys.stderr.isatty(),
         )
+
+    @asynccontextmanager
+    async def tracking(
+        self, what: str, *, every_s: float = 10.0
+    ) -> AsyncIterator[Callable[[int, int | None, str], None]]:
+        """Return a function that shows how far a long command is: what is done, of how much, and a text.
+
+        On a terminal it moves a bar. Elsewhere a line is written to standard error every ten seconds, even
+        while nothing moves.
+        """
+        state = ""
+
+        def show(done: int, total: int | None, figures: str) -> None:
+            nonlocal state
+            state = f"{done:,}{'' if total is None else f' of {total:,}'} {figures}"
+            progress.update(task, completed=done, total=total, figures=figures)
+
+        async def write_lines() -> None:
+            while True:
+                await asyncio.sleep(every_s)
+                self.note(f"{what}: {state or 'begins'}")
+
+        writing = None if sys.stderr.isatty() else asyncio.create_task(write_lines())
+        try:
+            with self.progress() as progress:
+                task = progress.add_task(what, total=None, figures="")
+                yield show
+        finally:
+            if writing is not None:
+                writing.cancel()
+                await asyncio.gather(writing, return_exceptions=True)
 
     def _table(self, rows: Sequence[Row], columns: Sequence[str]) -> None:
         import rich.box

@@ -1,19 +1,27 @@
 """The text forms of ledgers, of logs, and of a whole cluster's state. Pure."""
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from bookie_aio.structured_logging import escape
 from client_aio.admin.repair import RepairedFragment, RepairReport
 from client_aio.admin.replicas import Replica
+from client_aio.autorecovery.drain import DrainPlan, DrainProgress
 from client_aio.autorecovery.survey import AutoRecoveryState, ClusterSurvey
+from client_aio.autorecovery.verification import Totals, VerifiedLedger
+from client_aio.core.audit import Ties
+from client_aio.core.repair_plan import EntryRun
 from client_aio.log.gaps import LogGap
 from client_aio.log.takeover import LogMetadata
+from metadata.access.repair_tasks import COPIES_MAX
 from metadata.errors import InvalidArgumentError
 from metadata.model.ledger import GivenUp, LedgerMetadata
 from metadata.model.log import LogRow
+from metadata.text import escape
+
+if TYPE_CHECKING:
+    from bookie_aio.storage.inspection import Inspection  # a bookie's storage, which few commands need
 
 _BAR_WIDTH = 32
 
@@ -152,16 +160,8 @@ def text_of_repair(report: RepairReport, *, is_unbounded: bool = False) -> str:
 
 
 def _text_of_lost(fragment: RepairedFragment) -> str:
-    runs = [
-        f"{run.first:,}"
-        if run.first == run.last
-        else f"{run.first:,}–{run.last:,}" + (f" (each {run.step}th)" if run.step > 1 else "")
-        for run in fragment.lost[:_RUNS_SHOWN]
-    ]
-    if len(fragment.lost) > _RUNS_SHOWN:
-        runs.append(f"{len(fragment.lost) - _RUNS_SHOWN:,} runs more")
     count = sum(run.entries for run in fragment.lost)
-    text = f"{count:,} entries can be had from no bookie: {', '.join(runs)}"
+    text = f"{count:,} entries can be had from no bookie: {_text_of_runs(fragment.lost)}"
     if fragment.unanswered:
         text += (
             f"; {', '.join(fragment.unanswered)} did not answer: when they do, run `bookie-aio ledger repair "
@@ -171,6 +171,57 @@ def _text_of_lost(fragment: RepairedFragment) -> str:
 
 
 _RUNS_SHOWN = 5
+
+
+def verification_text(bad: Sequence[VerifiedLedger], totals: Totals) -> str:
+    """Return the text of `ledger verify`: the ledgers of which copies are bad, and the sums.
+
+    ledger 7: degraded, 2 of 3 copies of some entries are good
+      b3, entries 0–999: 12 of 1,000 missing, 1 damaged (17, 40–51)
+    """
+    lines = []
+    for ledger in bad:
+        if ledger.error:
+            lines.append(f"ledger {ledger.ledger_id}: {ledger.condition.label}, {escape(ledger.error)}")
+            continue
+        lines.append(
+            f"ledger {ledger.ledger_id}: {ledger.condition.label}, {ledger.good_copies} of "
+            f"{ledger.write_quorum} copies of some entries are good"
+        )
+        for one in ledger.bad:
+            where = f"  {one.bookie_id}, {entries_text(one.first_entry, one.last_entry)}:"
+            if one.error:
+                lines.append(f"{where} {one.owed - one.intact:,} were not read: {escape(one.error)}")
+                continue
+            damaged = f", {one.damaged:,} damaged" if one.damaged else ""
+            lines.append(
+                f"{where} {one.missing:,} of {one.owed:,} missing{damaged} ({_text_of_runs(one.bad.runs())})"
+            )
+    counts = ", ".join(f"{count:,} {label}" for label, count in totals.by_condition.items())
+    lines.append(f"{totals.condition.label}: {totals.ledgers:,} ledgers" + (f" ({counts})" if bad else ""))
+    lines.append(
+        f"  copies of entries: {totals.intact:,} intact, {totals.missing:,} missing or not read, "
+        f"{totals.damaged:,} damaged"
+    )
+    if totals.ends_left_out:
+        lines.append(f"  the last fragment of {totals.ends_left_out:,} ledgers that are not closed: not read")
+    if totals.codes_unchecked:
+        lines.append(
+            f"  {totals.codes_unchecked:,} ledgers have a password that was not given: only checksums checked"
+        )
+    return "\n".join(lines)
+
+
+def _text_of_runs(runs: Sequence[EntryRun]) -> str:
+    shown = [
+        f"{run.first:,}"
+        if run.first == run.last
+        else f"{run.first:,}–{run.last:,}" + (f" (each {run.step}th)" if run.step > 1 else "")
+        for run in runs[:_RUNS_SHOWN]
+    ]
+    if len(runs) > _RUNS_SHOWN:
+        shown.append(f"{len(runs) - _RUNS_SHOWN:,} runs more")
+    return ", ".join(shown)
 
 
 def _draw_fragments(metadata: LedgerMetadata) -> list[str]:
@@ -326,18 +377,22 @@ def _time(milliseconds: int) -> str:
 def survey_text(found: ClusterSurvey) -> str:
     """Return the text of `cluster status`."""
     lines = [found.condition.label]
-    lines += [f"  {problem.text}" for problem in found.problems]
+    lines += [f"  {escape(problem.text)}" for problem in found.problems]
     lines.append("")
     for one in found.bookies:
         facts = [f"{one.ledgers:,} ledgers"]
+        if one.order is not None:
+            facts.insert(0, f"ordered to be {one.order}")
         if one.disk_free_bytes is not None:
             facts.append(f"{one.disk_free_bytes / 2**30:,.1f} GiB free")
+        if one.is_tight:
+            facts.append("disks nearly full")
         if one.ledgers_damaged:
             facts.append(f"data lost of {one.ledgers_damaged:,} ledgers")
         if one.gone_s is not None:
             facts.append(f"gone for {one.gone_s:,.0f} s at least")
         if one.rack:
-            facts.append(f"rack {one.rack}")
+            facts.append(f"rack {escape(one.rack)}")
         lines.append(f"bookie {one.bookie_id}: {one.state}, {', '.join(facts)}")
     states = ", ".join(f"{count:,} {state}" for state, count in found.ledgers.items())
     lines.append(f"ledgers: {states or 'none'}")
@@ -351,17 +406,148 @@ def recovery_text(state: AutoRecoveryState) -> str:
     estimate = "" if not state.estimate_s else f", about {state.estimate_s:,.0f} s of work"
     waiting = f" and {state.record.waiting:,} behind them" if state.record.waiting else ""
     lines = [
-        f"auto recovery: {'paused, ' if state.is_paused else ''}auditor {state.auditor or 'none'}, "
+        f"auto recovery: {'paused, ' if state.is_paused else ''}auditor {escape(state.auditor or 'none')}, "
         f"{len(state.workers)} workers, {len(state.refs):,} tasks{waiting}{estimate}"
     ]
     for copies, count in state.by_copies.items():
-        lines.append(f"  {count:,} ledgers with {copies} good copies of some entries")
+        what = f"with {copies} good copies of some entries"
+        lines.append(f"  {count:,} ledgers {'to spread over racks' if copies == COPIES_MAX else what}")
     for ref, task in state.tasks:
         if task.attempts:
-            lines.append(f"  ledger {ref.ledger_id}, {task.attempts} attempts: {task.error}")
+            lines.append(f"  ledger {ref.ledger_id}, {task.attempts} attempts: {escape(task.error)}")
     lines += [
-        f"  {worker.name} repairs ledger {worker.ledger_id}"
+        f"  {escape(worker.name)} repairs ledger {worker.ledger_id}"
         for worker in state.workers
         if worker.ledger_id is not None
     ]
+    return "\n".join(lines)
+
+
+def document_of_plan(plan: DrainPlan) -> dict[str, Any]:
+    """Return what `bookie decommission --dry-run -o json` prints."""
+    return {
+        "bookie_id": plan.bookie_id,
+        "successor": plan.successor or None,
+        "running": plan.is_running,
+        "ledgers": len(plan.ties),
+        "to_copy": plan.count(Ties.COPIES),
+        "open": plan.count(Ties.WRITER),
+        "in_recovery": plan.count(Ties.RECOVERY),
+        "with_entries_found_nowhere": plan.count(Ties.ABSENT),
+        "stuck": plan.stuck,
+    }
+
+
+def text_of_plan(plan: DrainPlan) -> str:
+    """Return the text of `bookie decommission --dry-run`."""
+    state = "runs" if plan.is_running else "is down"
+    lines = [
+        f"bookie {plan.bookie_id} {state}, and {len(plan.ties):,} ledgers name it: "
+        f"{plan.count(Ties.COPIES):,} to copy, {plan.count(Ties.WRITER):,} open, "
+        f"{plan.count(Ties.RECOVERY):,} in recovery"
+    ]
+    if plan.count(Ties.ABSENT):
+        lines.append(f"{plan.count(Ties.ABSENT):,} have entries that only it may hold: repair them first")
+    if plan.stuck:
+        named = ", ".join(map(str, plan.stuck[:20])) + (", …" if len(plan.stuck) > 20 else "")
+        lines.append(f"{len(plan.stuck):,} have no other bookie to move to: {named}. Start another bookie")
+    else:
+        lines.append("nothing stands against it" if not plan.count(Ties.ABSENT) else "")
+    return "\n".join(line for line in lines if line)
+
+
+def progress_of_drain(now: DrainProgress) -> str:
+    """Return the figures beside the bar of `bookie decommission`."""
+    if now.is_paused:
+        return f"{now.ledgers_left:,} ledgers left; auto recovery is paused"
+    estimate = "" if now.estimate_s is None else f", about {now.estimate_s:,.0f} s"
+    waiting = f", {now.writers_left:,} open" if now.writers_left else ""
+    return f"{now.ledgers_left:,} ledgers left{waiting}{estimate}"
+
+
+def cluster_repair_text(rows: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) -> str:
+    """Return the text of `cluster repair`: a line for each ledger, and the sums.
+
+    ledger 7, 1 good copies: b3 replaced: repaired
+    """
+    lines = []
+    for row in rows:
+        ways = [f"{name} replaced" for name in row["replaced"]]
+        ways += [f"{name} in its place" for name in row["in_place"]]
+        line = f"ledger {row['ledger_id']}, {row['good_copies']} good copies: {', '.join(ways)}"
+        if "is_done" in row:
+            line += ": repaired" if row["is_done"] else f": not repaired: {escape(row['error'])}"
+        lines.append(line)
+    if summary["dry_run"]:
+        lines.append(f"{summary['ledgers_lacking']:,} ledgers would be repaired, nothing was changed")
+    else:
+        lines.append(
+            f"{summary['repaired']:,} ledgers repaired, {summary['failed']:,} not; "
+            f"{summary['bytes_read']:,} bytes read"
+        )
+    if summary["lost"]:
+        lines.append(f"lost bookies: {', '.join(summary['lost'])}")
+    for name, count in summary["unknown"].items():
+        lines.append(f"bookie {name} does not answer: {count:,} ledgers may lack copies there")
+    if summary["left_to_writers"]:
+        lines.append(
+            f"{summary['left_to_writers']:,} ledgers that are not closed name a bookie that is down in their "
+            "last fragment: their writers replace it, or `ledger recover` closes them"
+        )
+    if summary["unreadable"]:
+        lines.append(f"the metadata of {summary['unreadable']:,} ledgers do not parse")
+    return "\n".join(lines)
+
+
+def inspection_text(found: "Inspection", age: Mapping[str, Any] | None) -> str:
+    """Return the text of `bookie inspect`: the bookie, its segments, its ledgers, and the damage."""
+    cookie = found.cookie
+    lines = [
+        f"bookie {cookie.bookie_id} of cluster {cookie.instance_id}, incarnation {cookie.incarnation}",
+        f"directories: {', '.join(map(escape, found.directories))}",
+    ]
+    if age is None:
+        lines.append("age: none that could be read")
+    else:
+        doubt = f", in doubt below ledger {age['in_doubt_below']:,}" if age["doubt"] else ""
+        lines.append(f"age {age['number']:,}, knows of ledger ids below {age['ids_known']:,}{doubt}")
+    live = sum(one.live_bytes for one in found.segments)
+    dead = sum(one.dead_bytes for one in found.segments)
+    lines.append(
+        f"checkpoint {found.checkpoint}, {len(found.segments):,} segments, {live:,} bytes live and {dead:,} "
+        f"dead, {found.spare_files:,} spare files, {found.reserve_bytes:,} bytes in reserve"
+    )
+    for segment in found.segments:
+        state = "sealed" if segment.is_sealed else "not sealed"
+        lines.append(
+            f"  segment {segment.segment_id:016x}: {state}, {segment.used_bytes:,} of {segment.file_bytes:,} "
+            f"bytes used, {segment.live_bytes:,} live, {segment.groups:,} groups, {segment.ledgers:,} ledgers"
+        )
+    if found.tail_records:
+        lines.append(
+            f"  the last group, of {found.tail_records:,} records, is written again at the next start"
+        )
+    for ledger in found.ledgers:
+        facts = [f"{ledger.entries:,} entries", f"{ledger.bytes:,} bytes"]
+        facts += [f"the last is {ledger.last_entry:,}"] if ledger.last_entry >= 0 else []
+        facts += [f"fenced with term {ledger.term:,}"] if ledger.term else []
+        facts += [f"trimmed below {ledger.first_kept:,}"] if ledger.first_kept else []
+        facts += ["marked: data of it was lost"] if ledger.is_marked else []
+        lines.append(f"ledger {ledger.ledger_id}: {', '.join(facts)}")
+    deleted = sum(last + 1 - first for first, last in found.deleted_ranges)
+    lines.append(f"deleted ids: {deleted:,} in {len(found.deleted_ranges):,} ranges")
+    if found.marks_of_all.get("all_damaged"):
+        upto = found.marks_of_all["all_damaged_up_to"]
+        lines.append(f"marked: data was lost of any ledger{'' if upto is None else f' up to {upto}'}")
+    for one in found.damage:
+        parts = [] if one.segment_id is None else [f"segment {one.segment_id:016x}"]
+        parts += [] if one.offset is None else [f"byte {one.offset:,}"]
+        parts += [] if one.ledger_id is None else [f"ledger {one.ledger_id}"]
+        if one.first_entry is not None and one.last_entry is not None:
+            parts.append(entries_text(one.first_entry, one.last_entry))
+        where = f"{', '.join(parts)}: " if parts else ""
+        note = "" if one.counts else " (nothing is lost by it)"
+        lines.append(f"damage: {where}{escape(one.text)}{note}")
+    if not found.damage:
+        lines.append("no damage found")
     return "\n".join(lines)

@@ -26,13 +26,18 @@ import heapq
 import itertools
 import sys
 from bisect import bisect_right
+from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
+from client_aio.core.placement import spread
 from client_aio.core.quorum import write_set
+from metadata.access.repair_tasks import COPIES_MAX
+from metadata.model.ledger import LedgerState
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
+    from client_aio.core.repair_plan import Part
     from metadata.model.ledger import Fragment, LedgerMetadata
 
 Ensemble = tuple[str, ...]
@@ -119,10 +124,6 @@ class LedgerIndex:
         """Return all ledgers, ascending."""
         return sorted(self._layout_of)
 
-    def layout(self, ledger_id: int) -> Layout | None:
-        """Return the layout of a ledger; None for a ledger that is not in the index."""
-        return self._layout_of.get(ledger_id)
-
     def note(self, ledger_id: int, layout: Layout) -> bool:
         """Enter a ledger as it was read last; return whether anything has changed."""
         known = self._layout_of.get(ledger_id)
@@ -199,6 +200,18 @@ class LedgerIndex:
                 taken = itertools.islice(ledgers, max(count_max - len(found), 0))
                 found.extend(Lacking(copies, one, concerned) for one in taken)
         return sorted(found), total
+
+    def on_one_rack(self, racks: Mapping[str, str], candidates: Collection[str]) -> list[int]:
+        """Return the ledgers with a complete fragment that an exchange of one bookie would spread better.
+
+        Args: as those of `client_aio.core.placement.spread`. The work grows with the layouts.
+        """
+        return sorted(
+            ledger_id
+            for layout, ledgers in self._ledgers_of.items()
+            if any(spread(one, layout.write_quorum, racks, candidates) for one in layout.complete)
+            for ledger_id in ledgers
+        )
 
     def growing_on(self, bad: Collection[str]) -> list[int]:
         """Return the ledgers not CLOSED whose last fragment names a bad bookie, ascending."""
@@ -358,7 +371,7 @@ class Seats(NamedTuple):
     in_place: tuple[str, ...]
     """Bookies that answer and lack entries, or have a mark that can be lifted: copied to in their place."""
     replaced: tuple[str, ...]
-    """Bookies that are lost and do not answer: others get their seats."""
+    """Bookies that are lost and do not answer, or that leave: others get their seats."""
     unknown: tuple[str, ...]
     """Bookies that do not answer, and are not held for lost: left as they are."""
 
@@ -368,6 +381,7 @@ def seats_to_repair(
     lost: Collection[str],
     running: Collection[str],
     marks_stay: Collection[str],
+    leaving: Collection[str] = (),
 ) -> Seats:
     """Return what to do about the bookies of a ledger.
 
@@ -376,12 +390,15 @@ def seats_to_repair(
         lost: the bookies that an auditor holds for lost.
         running: the bookies that are registered now. A lost bookie that is back is repaired in its place.
         marks_stay: the bookies whose marks cannot be lifted now. A mark alone of such a bookie needs nothing.
+        leaving: the bookies that an operator has ordered to leave, running or not.
     """
     in_place: dict[str, None] = {}
     replaced: dict[str, None] = {}
     unknown: dict[str, None] = {}
     for replica in replicas:
-        if replica.is_silent:
+        if replica.bookie_id in leaving:
+            replaced[replica.bookie_id] = None
+        elif replica.is_silent:
             is_gone = replica.bookie_id in lost and replica.bookie_id not in running
             (replaced if is_gone else unknown)[replica.bookie_id] = None
         elif not replica.is_whole or (replica.is_marked and replica.bookie_id not in marks_stay):
@@ -398,16 +415,119 @@ def marks_stay(metadata: LedgerMetadata) -> Collection[str]:
     return {name for fragment in metadata.fragments for name in fragment.bookies}
 
 
-def copies_by_replicas(layout: Layout, replicas: Iterable[ReplicaState]) -> int:
+def copies_by_replicas(write_quorum: int, replicas: Iterable[ReplicaState]) -> int:
     """Return the good copies of the scarcest entry, by what the bookies listed. A silent one has none."""
     by_fragment: dict[int, list[ReplicaState]] = {}
     for replica in replicas:
         by_fragment.setdefault(replica.first_entry, []).append(replica)
-    fewest = layout.write_quorum
+    fewest = write_quorum
     for seats in by_fragment.values():
         bad = {one.bookie_id for one in seats if one.is_silent or not one.is_whole}
-        fewest = min(fewest, good_copies([one.bookie_id for one in seats], layout.write_quorum, bad))
+        fewest = min(fewest, good_copies([one.bookie_id for one in seats], write_quorum, bad))
     return fewest
+
+
+class Ties(enum.Flag):
+    """Why a bookie must not leave the cluster yet, because of one ledger."""
+
+    NONE = 0
+    COPIES = enum.auto()
+    """A complete fragment names it: its entries are to be copied, and its seat to be given away."""
+    WRITER = enum.auto()
+    """The last fragment of an OPEN ledger names it: the ledger's writer moves off it."""
+    RECOVERY = enum.auto()
+    """A recovery is under way that may have stored entries on it, under names that no metadata have yet."""
+    ABSENT = enum.auto()
+    """It is recorded as one that may hold what a repair found nowhere."""
+
+
+def ties_of(metadata: LedgerMetadata, layout: Layout, bookie_id: str, *, is_held: bool) -> Ties:
+    """Return why a ledger ties a bookie that is to leave.
+
+    Args:
+        metadata: as read, with the layout that includes the fragments in pages.
+        is_held: whether the bookie holds anything of the ledger, as it says itself.
+    """
+    ties = Ties.NONE
+    if any(bookie_id in ensemble for ensemble in layout.complete):
+        ties |= Ties.COPIES
+    is_growing = bookie_id in layout.growing
+    if metadata.state is LedgerState.IN_RECOVERY and (is_growing or is_held):
+        ties |= Ties.RECOVERY
+    elif is_growing:
+        ties |= Ties.WRITER
+    if any(one.bookie == bookie_id for one in metadata.absent):
+        ties |= Ties.ABSENT
+    return ties
+
+
+def has_substitute(layout: Layout, bookie_id: str, usable: Collection[str]) -> bool:
+    """Return whether each fragment that names a bookie can have one of the usable bookies in its place."""
+    return all(
+        any(name != bookie_id and name not in ensemble for name in usable)
+        for ensemble in (*layout.complete, layout.growing)
+        if bookie_id in ensemble
+    )
+
+
+class Pace:
+    """How long the rest takes, by what was done so far; and for how long nothing has been done."""
+
+    def __init__(self, now: float, left: int) -> None:
+        self._began, self._moved_at = now, now
+        self._most = self.left = left
+
+    def note(self, now: float, left: int) -> None:
+        """Note how much is left. What is added meanwhile counts as part of the whole."""
+        if left != self.left:
+            self._moved_at = now
+        self._most += max(left - self.left, 0)
+        self.left = left
+
+    @property
+    def done(self) -> int:
+        """Return how much was done."""
+        return self._most - self.left
+
+    def estimate_s(self, now: float) -> float | None:
+        """Return how long the rest takes; None where nothing was done yet."""
+        if not self.left:
+            return 0.0
+        return (now - self._began) * self.left / self.done if self.done else None
+
+    def still_s(self, now: float) -> float:
+        """Return for how long the count has not changed."""
+        return now - self._moved_at
+
+
+def fewest_copies(
+    part: Part, write_quorum: int, unread: Collection[str], bad: Mapping[str, Iterable[int]]
+) -> int:
+    """Return the good copies of the scarcest entry of a fragment, or of a part of one, that was verified.
+
+    Args:
+        part: its entries and its bookies. If it has no entries, its copies count as complete.
+        write_quorum: Qw.
+        unread: the bookies of which no copy counts.
+        bad: by bookie, the entries of which its copy is missing or damaged.
+    """
+    size = len(part.bookies)
+    counts = Counter(entry for name, ids in bad.items() if name not in unread for entry in ids)
+
+    def good(entry_id: int) -> int:
+        seats = write_set(entry_id % size, size, write_quorum)
+        return sum(part.bookies[seat] not in unread for seat in seats) - counts[entry_id]
+
+    # Every write set is that of one of the first E entries.
+    first_ones = range(part.first_entry, min(part.last_entry, part.first_entry + size - 1) + 1)
+    return min(map(good, itertools.chain(first_ones, counts)), default=write_quorum)
+
+
+def condition_of(copies: int, write_quorum: int) -> Condition:
+    """Return the condition of a ledger whose scarcest entry has so many good copies."""
+    if copies >= write_quorum:
+        return Condition.HEALTHY
+    return Condition.AT_RISK if copies <= 1 else Condition.DEGRADED
 
 
 def retry_after_s(attempts: int, first_s: float, longest_s: float) -> float:
@@ -441,6 +561,7 @@ def judge(
     *,
     down: Mapping[str, int],
     impaired: Sequence[str],
+    ordered: Mapping[str, str],
     damaged: Sequence[str],
     lacking: Mapping[int, int],
     tasks: Mapping[int, int],
@@ -454,10 +575,11 @@ def judge(
 
     Args:
         down: for each bookie that is registered nowhere now, how many ledgers name it.
-        impaired: bookies that take no entries, or give no answer.
+        impaired: bookies that take no entries, or give no answer, without an operator's order.
+        ordered: the mode of the order of each bookie that has one.
         damaged: bookies with marks of lost data.
         lacking: how many ledgers name bookies that are down in complete fragments, by good copies.
-        tasks: how many repair tasks there are, by good copies.
+        tasks: how many repair tasks there are, by good copies; `COPIES_MAX` for those about racks.
         growing_on_down: how many ledgers that are not CLOSED name such a bookie in their last fragment.
         absent: how many ledgers have entries that no bookie returned to a repair.
         unreadable: how many ledgers' metadata do not parse.
@@ -472,6 +594,9 @@ def judge(
     for what, by_copies in (("ledgers lack copies on bookies that are down", lacking),
                             ("ledgers wait for repair", tasks)):  # fmt: skip
         for copies, count in sorted(by_copies.items()):
+            if copies == COPIES_MAX:
+                note(Condition.DEGRADED, f"{count:,} ledgers wait for a place on more than one rack")
+                continue
             condition = Condition.AT_RISK if copies <= 1 else Condition.DEGRADED
             note(condition, f"{count:,} {what}, good copies of some entries: {copies}")
     if absent:
@@ -489,6 +614,8 @@ def judge(
             note(Condition.HEALTHY, f"bookie {bookie_id} is down, and no ledger names it")
     for bookie_id in impaired:
         note(Condition.DEGRADED, f"bookie {bookie_id} is read-only, or gives no answer")
+    for bookie_id, mode in sorted(ordered.items()):
+        note(Condition.HEALTHY, f"bookie {bookie_id} is {mode}, by an operator's order")
     for bookie_id in damaged:
         note(Condition.DEGRADED, f"bookie {bookie_id} lost data of some ledgers")
     if is_paused:

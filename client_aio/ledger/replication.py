@@ -42,10 +42,11 @@ from client_aio.bookies.connection import BookieConnection, Outcome, error_of
 from client_aio.core.add_window import AddWindow
 from client_aio.core.ensemble_change import EnsembleChangeMachine
 from client_aio.core.liveness import Patience
-from client_aio.core.quorum import indexes_of
+from client_aio.core.quorum import can_acknowledge, indexes_of
 from client_aio.ledger.ensemble_change import ChangesOwner, EnsembleChangeTask
 from client_aio.ledger.futures import fenced_by_term
 from metadata.errors import (
+    BookieReadOnlyError,
     BookieUnavailableError,
     BookKeeperError,
     LedgerFencedError,
@@ -57,7 +58,7 @@ from metadata.errors import Outcome as ErrorOutcome
 from metadata.ids import NO_ENTRY
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from client_aio.config import ClientConfig
     from client_aio.context import ClientContext
@@ -309,6 +310,13 @@ class Replicator(Generic[Token]):
             self._refused(index, epoch, self._seats[index], outcome)
         # Any other refusal is found by the next add.
 
+    def leave(self, seats: Iterable[int]) -> None:
+        """Count the bookies of these seats as failed: an operator has ordered them to take no entries."""
+        for index in seats:
+            bookie_id = self._seats[index].bookie_id
+            why = f"an operator has ordered bookie {bookie_id} to take no entries"
+            self._fail(index, self.window.epoch(index), BookieReadOnlyError(why, bookie_id=bookie_id))
+
     def stop(self) -> None:
         """Ignore refusals and failures of bookies from now on: nothing more will be sent."""
         self._is_stopped = True
@@ -485,6 +493,29 @@ class Replication(Generic[Token]):
         """Begin an ensemble change if a seat has failed and the owner still needs bookies."""
         if self.window.failed and self._owner._needs_bookies():
             self.changes.begin()
+
+    def leave_ordered(self) -> None:
+        """Move off bookies that an operator has ordered to take no entries, before an add meets a refusal.
+
+        Called at each order, and when bookies have taken seats: an order may come after a bookie was chosen.
+
+        An idle writer learns of the order by this alone. Where Qa does not hold without these bookies, only
+        a refusal by the bookie itself fails the seat: the order may be taken back before the next add.
+        """
+        ordered = self._context.pool.directory.orders.by_bookie
+        if not ordered or not self._owner._needs_bookies():
+            return
+        window = self.window
+        seats = [
+            index
+            for index, name in enumerate(self.replicator.bookies)
+            if name in ordered and not window.failed >> index & 1
+        ]
+        failed = window.failed | sum(1 << index for index in seats)
+        if seats and can_acknowledge(
+            failed, window.ensemble_size, window.write_quorum, self._owner.metadata.ack_quorum
+        ):
+            self.replicator.leave(seats)
 
     def _on_seat_failed(self, bookie_id: str, error: BookKeeperError) -> None:
         # By bookie: each attempt to heal, and each ledger of this client, meets the same failure.

@@ -176,6 +176,8 @@ class LedgerWriter(ClosesOnExit):
         # Attributes of the writer itself: every add uses the first two.
         self._window, self._replicator = replication.window, replication.replicator
         self._changes = replication.changes
+        self._leave_ordered = replication.leave_ordered
+        self._context.pool.directory.tell_of_orders(self, replication.leave_ordered)
         self._forces = DeferredSync(self._window, self._replicator.force, lambda: self._failure)
         self._lac_publisher = LacPublisher(self._window, self._publish_lac, self._context.lac_clock)
         timeout_s, clock = self._config.add_quorum_timeout_s, self._context.clock
@@ -196,6 +198,7 @@ class LedgerWriter(ClosesOnExit):
             connections: an error for a bookie that is down, which has failed from the start (rule 9).
         """
         self._replicator.seat(self._held.current.last_fragment.bookies, connections)
+        self._leave_ordered()
         await self._replicator.lock()
 
     # --- state ---
@@ -671,6 +674,7 @@ class LedgerWriter(ClosesOnExit):
     def _release(self) -> None:
         for part in self._parts:
             part.stop()
+        self._context.pool.directory.tell_no_more(self)
         self._context.forget(self)
 
     # --- ensemble changes (rules 9 and 10) ---
@@ -681,6 +685,7 @@ class LedgerWriter(ClosesOnExit):
 
     def _on_reseated(self) -> None:
         self._lac_publisher.again()
+        self._leave_ordered()
 
     async def _write_change(self, change: EnsembleChange) -> bool:
         logger.info(

@@ -175,19 +175,7 @@ async def _verify_rows(uri: str, rows: list[tuple[Any, ...]], password: bytes) -
                     digests[ledger_id] = await client._context.unlock(metadata, password)
                 digest = digests.get(ledger_id)
                 found = await verify_replica(client._context, metadata, part, bookie_id, digest)
-                return {
-                    "ledger_id": ledger_id,
-                    "first_entry": first,
-                    "last_entry": last,
-                    "bookie": bookie_id,
-                    "owed": found.owed,
-                    "intact": found.intact,
-                    "missing": found.missing,
-                    "damaged": found.damaged,
-                    "first_bad_entry": found.first_bad_entry,
-                    "status": found.status,
-                    "error": found.error or None,
-                }
+                return {"ledger_id": ledger_id, **found.row()}
 
         return [row for row in await asyncio.gather(*(one(*row) for row in rows)) if row is not None]
 

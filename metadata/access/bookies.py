@@ -1,21 +1,23 @@
 """The records of bookies, and of the cluster they belong to, in the metadata store.
 
-Six records, each a JSON object under a key of `metadata.ids`:
+Seven records, each a JSON object under a key of `metadata.ids`:
 
 - `cluster`: the instance id, drawn once when the cluster is made. A store without it holds no cluster;
 - `bookies/available/ID` (ephemeral): the addresses of a running bookie, and whether it takes adds;
 - `bookies/cookies/ID` (durable): the identity that its data directories must match (rule 6);
 - `bookies/retired/ID` (durable): the bookie is gone for good, and is in no list any more;
+- `bookies/orders` (durable): the bookies that take no new entries, by an operator's word;
 - `bookies/ages/ID` (durable): a number that the bookie raises by compare-and-set, and keeps on its disks;
 - `set_backs` (durable): the times at which a bookie found that this store was set back to an older copy.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import logging
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from metadata.errors import (
@@ -30,19 +32,30 @@ from metadata.ids import (
     KEY_AVAILABLE,
     KEY_CLUSTER,
     KEY_COOKIES,
+    KEY_ORDERS,
     KEY_RETIRED,
     KEY_SET_BACKS,
     MALFORMED,
+    available_key,
     check_bookie_id,
 )
 from metadata.model.record import Record
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from metadata.store import MetadataStore, Version
 
 logger = logging.getLogger(__name__)
+
+
+READ_ONLY = "read-only"
+"""No new ledgers, no ordinary adds, no copies. Recoveries still write to it."""
+DRAINING = "draining"
+"""No entries of any kind: other bookies get all its seats."""
+REMOVED = "removed"
+"""No ledger names it any more. It stops, and then its cookie is removed."""
+ORDER_MODES = (READ_ONLY, DRAINING, REMOVED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,15 +83,37 @@ class BookieRecord(Record):
     rack: str = ""
     weight: float = 1.0
     properties: dict[str, str] = field(default_factory=dict)
+    order: str = ""
+    """The mode of the operator's order that the bookie obeys; "" for none."""
+    free_bytes: int | None = None
+    """The free space of its disks, as it announced it last; None for unknown. See `has_moved`."""
+    disk_bytes: int | None = None
+    """The size of its disks."""
+    is_tight: bool = False
+    """Its disks are nearly full: it gets new ledgers only where there are too few other bookies."""
 
     def _check(self) -> None:
         check_bookie_id(self.bookie_id)
+        _require(self.order in ("", *ORDER_MODES), "order")
         _require(isinstance(self.addresses, list) and bool(self.addresses), "addresses")
         for address in self.addresses:
             split_address(address)
         _require(isinstance(self.is_writable, bool), "is_writable")
         _require(isinstance(self.rack, str), "rack")
+        for count in (self.free_bytes, self.disk_bytes):
+            _require(count is None or _is_count(count), "free_bytes or disk_bytes")
+        _require(isinstance(self.is_tight, bool), "is_tight")
         _require(isinstance(self.weight, (int, float)) and self.weight >= 0, "weight")
+
+    def has_moved(self, free_bytes: int, disk_bytes: int, is_tight: bool) -> bool:
+        """Return whether the free space differs so much from the announced one that clients should know.
+
+        By a tenth of it, or by a twentieth of the disks. An announcement is a write to the metadata store.
+        """
+        if self.free_bytes is None or (self.disk_bytes, self.is_tight) != (disk_bytes, is_tight):
+            return True
+        change = abs(free_bytes - self.free_bytes)
+        return change * 20 > disk_bytes or change * 10 > max(free_bytes, self.free_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +222,117 @@ class SetBacks:
             raise VersionConflictError(f"{KEY_SET_BACKS} was changed by another client") from error
 
 
+@dataclass(frozen=True, slots=True)
+class Order:
+    """An operator's order to one bookie, which holds until it is taken back."""
+
+    mode: str
+    successor: str = ""
+    """The bookie that is to get its entries; "" for any."""
+    since_ms: int = 0
+    """When it was given, by the wall clock of who gave it. For people only."""
+
+    def __post_init__(self) -> None:
+        _require(self.mode in ORDER_MODES, "mode")
+        _require(isinstance(self.successor, str), "successor")
+        _require(_is_count(self.since_ms), "since_ms")
+        if self.successor:
+            check_bookie_id(self.successor)
+
+    @property
+    def is_leaving(self) -> bool:
+        """Return whether the bookie is to lose all its seats."""
+        return self.mode in (DRAINING, REMOVED)
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """All orders that hold, by bookie, and the version of the key; None: no such key.
+
+    They stand in one value, so one watch tells every client of each change. A bookie that is down when it
+    gets an order obeys it from its next start on.
+    """
+
+    by_bookie: Mapping[str, Order] = field(default_factory=dict)
+    version: Version | None = None
+
+    @classmethod
+    async def read(cls, store: MetadataStore) -> Orders:
+        """Read the orders; raises MetadataCorruptError."""
+        try:
+            text, version = await store.read(KEY_ORDERS)
+        except NoSuchKeyError:
+            return cls()
+        try:
+            found = {
+                check_bookie_id(name): Order(**order) for name, order in json.loads(text)["orders"].items()
+            }
+        except MALFORMED as error:
+            raise MetadataCorruptError(f"{KEY_ORDERS} is damaged: {error!r} in {text[:200]!r}") from error
+        return cls(found, version)
+
+    @property
+    def leaving(self) -> list[str]:
+        """Return the bookies that are to lose all their seats, sorted."""
+        return sorted(name for name, order in self.by_bookie.items() if order.is_leaving)
+
+
+async def change_order(
+    store: MetadataStore, bookie_id: str, decide: Callable[[Order | None], Order | None]
+) -> Order | None:
+    """Change the order of one bookie by compare-and-set, and return it.
+
+    Args:
+        decide: returns the order that is to hold, from the one that holds; None for none. May raise, which
+            changes nothing. It is called again after a conflict.
+
+    Raises:
+        MetadataUnavailableError: the change may take effect, now or later.
+    """
+    check_bookie_id(bookie_id)
+    while True:
+        await store.sync(KEY_ORDERS)
+        orders = await Orders.read(store)
+        before = orders.by_bookie.get(bookie_id)
+        after = decide(before)
+        if after == before:
+            return before
+        changed = {name: asdict(order) for name, order in orders.by_bookie.items() if name != bookie_id}
+        if after is not None:
+            changed[bookie_id] = asdict(after)
+        text = json.dumps({"orders": dict(sorted(changed.items()))}).encode()
+        with contextlib.suppress(KeyExistsError, VersionConflictError, NoSuchKeyError):
+            if orders.version is None:
+                await store.create(KEY_ORDERS, text)
+            else:
+                await store.compare_and_set(KEY_ORDERS, text, orders.version)
+            return after
+
+
+async def await_obedience(store: MetadataStore, bookie_id: str, mode: str, timeout_s: float) -> bool | None:
+    """Wait until a running bookie announces that it obeys an order.
+
+    Args:
+        mode: that of the order; "" where it was taken back.
+
+    Returns:
+        Whether it did in time; None for a bookie that does not run.
+    """
+    key = available_key(bookie_id)
+    try:
+        async with asyncio.timeout(timeout_s), contextlib.aclosing(store.watch(key)) as changes:
+            async for _ in changes:
+                try:
+                    record = BookieRecord.from_json((await store.read(key)).value)
+                except NoSuchKeyError:
+                    return None
+                if record.order == mode:
+                    return True
+    except TimeoutError:
+        pass
+    return False
+
+
 def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
 
@@ -250,6 +396,15 @@ async def registered_bookies(store: MetadataStore) -> list[str]:
     """Return the ids of all bookies that have a cookie, running or not, sorted. Retired ones are left out."""
     retired = set(await store.children(KEY_RETIRED))
     return [name for name in await store.children(KEY_COOKIES) if name not in retired]
+
+
+async def is_retired(store: MetadataStore, bookie_id: str) -> bool:
+    """Return whether a bookie is gone for good."""
+    try:
+        await store.read(f"{KEY_RETIRED}/{check_bookie_id(bookie_id)}")
+    except NoSuchKeyError:
+        return False
+    return True
 
 
 async def retire(store: MetadataStore, bookie_id: str) -> None:

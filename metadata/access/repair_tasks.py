@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from metadata.store import MetadataStore, Registration, Version
 
 COPIES_MAX = 99
+"""Also the priority of tasks that lack no copy, and only spread write sets over racks: the last ones."""
 _ERROR_CHARACTERS = 500
 
 REASON_LOST = "lost"
@@ -57,7 +58,11 @@ REASON_MISSING = "missing"
 """A bookie lists fewer entries than it owes."""
 REASON_MARKED = "marked"
 """A bookie says that it lost data of the ledger (rule 4)."""
-REASONS = (REASON_LOST, REASON_MISSING, REASON_MARKED)
+REASON_LEAVING = "leaving"
+"""An operator has ordered a bookie to leave the cluster: others are to get its seats."""
+REASON_RACKS = "racks"
+"""A write set does not span the racks that it should."""
+REASONS = (REASON_LOST, REASON_MISSING, REASON_MARKED, REASON_LEAVING, REASON_RACKS)
 
 
 class TaskRef(NamedTuple):

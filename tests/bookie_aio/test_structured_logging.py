@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from bookie_aio.structured_logging import MessageFormatter, RepeatedWarnings, configure, escape, fields
+from bookie_aio.structured_logging import MessageFormatter, RepeatedWarnings, configure, fields
+from metadata.text import escape
 
 if TYPE_CHECKING:
     import asyncio

@@ -67,3 +67,17 @@ async def test_a_cluster_says_what_is_wrong_heals_and_says_that_nothing_is(tmp_p
         assert b"empty" in cli.run(*again, code=1)
     finally:
         cluster.end()
+
+
+async def test_a_cluster_starts_again_without_a_bookie_that_has_left(tmp_path: Path) -> None:
+    cluster = RunningCluster(tmp_path, "-n", "2")
+    try:
+        assert b"bookie b1 has left the cluster" in cluster.cli.run("bookie", "decommission", "b1")
+        assert [each["bookie_id"] for each in cluster.cli.rows("bookie", "list")] == ["b2"]
+    finally:
+        cluster.end()
+    cluster = RunningCluster(tmp_path, "-n", "2")
+    try:
+        assert sorted(cluster.pids()) == ["b2", "b3"]
+    finally:
+        cluster.end()

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from client_aio.admin.repair import RepairedFragment, RepairReport
 from client_aio.admin.replicas import Replica
+from client_aio.autorecovery.survey import AutoRecoveryState, BookieReport, ClusterSurvey
 from client_aio.cli.bench import LatencyBuckets, take_oldest
 from client_aio.cli.exit_codes import Exit, describe, exit_code_of
 from client_aio.cli.input import cut
@@ -21,10 +22,13 @@ from client_aio.cli.text import (
     draw_replicas,
     entries_text,
     ledger_row,
+    survey_text,
     text_of,
     text_of_repair,
 )
+from client_aio.core.audit import Condition, Problem
 from metadata import errors
+from metadata.access.repair_tasks import RepairTask, TaskRef, WorkerRecord
 from metadata.model.ledger import LedgerMetadata
 
 
@@ -199,6 +203,35 @@ def test_exit_code_says_what_kind_of_failure(error: Exception, code: Exit) -> No
 
 
 def test_error_is_one_line_whatever_it_says() -> None:
-    assert describe(errors.BookKeeperError("first\n  second")) == "first second"
+    assert describe(errors.BookKeeperError("first\nsecond")) == r"first\nsecond"
+    assert describe(OSError("first\n  second")) == "first second"
     assert describe(ZeroDivisionError("division by zero")) == "ZeroDivisionError: division by zero"
     assert describe(KeyError()) == "KeyError"
+
+
+def _survey(told: str) -> ClusterSurvey:
+    ref = TaskRef(copies=1, ledger_id=7, token="t")
+    task = RepairTask(reasons={}, since_ms=0, attempts=3, error=told)
+    return ClusterSurvey(
+        bookies=[BookieReport(bookie_id="b1", state="up", rack=told)],
+        ledgers={"OPEN": 1},
+        under_replicated={},
+        growing_on_down=0,
+        absent=0,
+        given_up=0,
+        unreadable=0,
+        auto_recovery=AutoRecoveryState(
+            auditor=told,
+            workers=[WorkerRecord(name=told, ledger_id=7)],
+            refs=[ref],
+            tasks=[(ref, task)],
+        ),
+        problems=[Problem(Condition.DEGRADED, told)],
+    )
+
+
+@pytest.mark.parametrize("told", ["x\nbookie b9: up, 0 ledgers", "\x1b[2J", "\u2028", "\x85", "\u202e"])
+def test_no_text_of_others_forges_a_line_of_the_cluster_status(told: str) -> None:
+    plain, hostile = survey_text(_survey("plain")), survey_text(_survey(told))
+    assert len(hostile.split("\n")) == len(plain.split("\n"))
+    assert told not in hostile

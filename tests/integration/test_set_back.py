@@ -12,6 +12,7 @@ import pytest
 
 import client_aio
 from bookie_aio.core.identity import SET_BACK_JUMP, AgeFile
+from bookie_aio.storage.segment import format as form
 from bookie_aio.storage.segment.format import AGE
 from bookie_aio.wire.messages import Info
 from tests.support.cli import Cli
@@ -49,9 +50,14 @@ def restore_metadata(folder: Path, name: str) -> None:
         shutil.copy2(path, folder / path.name)
 
 
-def restore_directory(cluster: Cluster, bookie_id: str, copy: Path) -> None:
-    shutil.rmtree(cluster[bookie_id].directory)
-    shutil.copytree(copy, cluster[bookie_id].directory)
+def restore_directory(cluster: Cluster, bookie_id: str, copy: Path, *, but: str = "") -> None:
+    """Put a copy in the place of a directory, but for one file that stays as it is."""
+    directory = cluster[bookie_id].directory
+    kept = (directory / but).read_bytes() if but else b""
+    shutil.rmtree(directory)
+    shutil.copytree(copy, directory)
+    if but:
+        (directory / but).write_bytes(kept)
 
 
 async def info(cluster: Cluster, bookie_id: str) -> dict[str, object]:
@@ -100,8 +106,9 @@ async def readable(uri: str, ids: list[int]) -> list[int]:
     return found
 
 
+@pytest.mark.parametrize("but", ["", AGE, form.WITNESS, form.CHECKPOINT])
 async def test_a_recovery_does_not_count_a_replica_that_was_set_back(
-    cluster: Cluster, tmp_path: Path
+    cluster: Cluster, tmp_path: Path, but: str
 ) -> None:
     async with asyncio.timeout(4 * WAIT_S):
         await cluster.start()
@@ -117,7 +124,7 @@ async def test_a_recovery_does_not_count_a_replica_that_was_set_back(
                 await writer.add_entry(b"%d" % number)
             await writer.abort()
         await cluster.end()
-        restore_directory(cluster, "b1", tmp_path / "backup")
+        restore_directory(cluster, "b1", tmp_path / "backup", but=but)
         await cluster["b1"].start()
         await cluster["b3"].start()
         async with client_aio.connect(cluster.uri, connect_timeout_s=1, read_timeout_s=2) as client:

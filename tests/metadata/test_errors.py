@@ -51,3 +51,14 @@ def test_what_may_have_taken_effect_says_so() -> None:
 def test_wrong_arguments_and_timeouts_are_what_python_calls_them() -> None:
     assert issubclass(errors.InvalidArgumentError, ValueError)
     assert issubclass(errors.OperationTimeoutError, TimeoutError)
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_text_of_a_peer_neither_drives_a_terminal_nor_forges_a_line(kind: type[BookKeeperError]) -> None:
+    told = "\x1b[2J\x9b31m\x85\u202eevil\u2028line\nbookie b9 is up\udc80"
+    error = kind(f"bookie b1 answered: {told}")
+    assert str(error) == (
+        r"bookie b1 answered: \u001b[2J\u009b31m\u0085\u202eevil\u2028line\nbookie b9 is up\udc80"
+    )
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+    assert str(kind(str(error))) == str(error)

@@ -21,6 +21,7 @@ from bookie_aio.core.fencing import Verdict, check_block, judge
 from bookie_aio.storage.repair_writes import OutdatedBlockError, store_missing, store_unless_outdated
 from bookie_aio.wire.blocks import Block
 from bookie_aio.wire.messages import ADDED, VERSION_MAX, Add, AddFlag, Force, Op, Status
+from metadata.access.bookies import READ_ONLY
 from metadata.errors import (
     LedgerFencedError,
     MetadataError,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from bookie_aio.config import Limits
     from bookie_aio.metrics import RequestMetrics
     from bookie_aio.server.handlers.fence import Fence
+    from bookie_aio.server.registration import StandingOrder
     from bookie_aio.server.responder import Peer, Responder
     from bookie_aio.storage.engine import Engine
 
@@ -57,9 +59,16 @@ class AddHandler:
         fence: Fence,
         metrics: RequestMetrics,
         may_repair: Callable[[int, int], Awaitable[bool]],
+        order: StandingOrder,
     ) -> None:
-        """`may_repair`: whether a repair without a token may store a ledger's entries up to an id."""
+        """Prepare.
+
+        Args:
+            may_repair: whether a repair without a token may store a ledger's entries up to an id.
+            order: the operator's order, which may forbid adds.
+        """
         self._may_repair = may_repair
+        self._order = order
         self._engine = engine
         self._limits = limits
         self._responder = responder
@@ -91,6 +100,8 @@ class AddHandler:
         if block.payload_bytes > entry_bytes_max and max(block.lengths) > entry_bytes_max:
             reason = f"an entry of {max(block.lengths):,} bytes is above the limit of {entry_bytes_max:,}"
             self._responder.refuse(peer, Op.ADD, request_id, Status.BAD_REQUEST, reason)
+            return
+        if self._order.mode and self._is_forbidden(peer, request_id, request):
             return
         if request.flags == _REPAIR:
             self._repair(peer, request_id, request, block, has_token=has_token)
@@ -128,6 +139,23 @@ class AddHandler:
             # This answer says only that the add was received. The FORCE behind it is answered when the add
             # is durable.
             peer.send(ADDED.pack(request_id))
+
+    def _is_forbidden(self, peer: Peer, request_id: int, request: Add) -> bool:
+        """Refuse an add that the operator's order forbids.
+
+        A bookie that is being drained refuses recoveries, too. They would place entries on it behind the back
+        of the drain. A former writer hears of its fence all the same.
+        """
+        mode = self._order.mode
+        if mode == READ_ONLY and request.flags & _RECOVERY:
+            return False
+        held = self._engine.term(request.ledger_id)
+        if request.flags != _REPAIR and judge(held, request.term) is Verdict.REFUSE:
+            self._fence.refuse_term(peer, Op.ADD, request_id, held)
+        else:
+            reason = f"an operator has ordered this bookie to take no entries: it is {mode}"
+            self._responder.refuse(peer, Op.ADD, request_id, Status.READ_ONLY, reason)
+        return True
 
     def _added(self, peer: Peer, request_id: int, count: int, size: int, error: StorageError | None) -> None:
         # Rule 3: the answer names the one request whose copy is durable, never "everything up to".

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import heapq
 import logging
 import os
 import resource
 import socket
 import types
+import weakref
 from contextlib import suppress
 from typing import TYPE_CHECKING, cast
 
@@ -664,6 +666,53 @@ async def test_a_connection_that_was_busy_lets_go_of_its_large_buffer(bookies: B
             await asyncio.sleep(0.01)
     assert connection.buffer_bytes == 0
     assert (await client.call(Ping())).status is Status.OK
+
+
+@pytest.mark.parametrize("ending", ["the peer", "a bad frame", "the bookie", "a blocked request"])
+async def test_a_connection_that_is_lost_leaves_nothing_for_the_garbage_collector(
+    bookies: Bookies, ending: str
+) -> None:
+    """The collector of a bookie runs seldom: buffers that waited for it would add up."""
+    disk = bookies.disk()
+    bookie = await bookies.start(disk=disk, limits=Limits(connection_bytes_pending_max=64 * KIB))
+    client = await bookies.connect(bookie)
+    assert (await client.add(7, 0, [bytes(100)])).status is Status.OK
+    (kept,) = bookie._connections
+    connection = weakref.ref(kept)
+    lost = kept.lost
+    del kept
+    gc.collect()
+    gc.disable()
+    try:
+        if ending == "a bad frame":
+            client.send_bytes(bytes(100 * KIB))
+            await client.gone()
+        else:
+            if ending == "a blocked request":
+                disk.hold()
+                for number in range(1, 5):
+                    client.add(7, number, [bytes(64 * KIB)])
+                await until_steady(bookie, "bytes_pending", 64 * KIB)
+            client.send_bytes(encode_frame(encode_request(Add(7, 0, 0), 9), MIB) + bytes(MIB - 1))
+            for _ in range(1000):  # there is no event for it
+                found = connection()
+                assert found is not None
+                if found._parser.is_mid_frame or found._is_blocked:
+                    break
+                del found
+                await asyncio.sleep(0.01)
+            if ending == "the bookie":
+                found.close()
+            del found
+        await client.close()
+        await asyncio.wait_for(lost, WAIT_S)
+        disk.release()
+        for _ in range(1000):
+            if connection() is not None:
+                await asyncio.sleep(0.01)
+        assert connection() is None
+    finally:
+        gc.enable()
 
 
 async def test_a_connection_that_is_closed_handles_none_of_the_frames_that_wait(bookies: Bookies) -> None:

@@ -279,7 +279,7 @@ async def test_what_is_announced_after_the_end_is_announced_to_nobody(bookies: B
     announcement = await BookieRegistration.make(store, BookieRecord("b1", ["127.0.0.1:3181"], "nonce"))
     await announcement.close()
     before = asyncio.all_tasks()
-    announcement.set_writable(False)
+    announcement.announce(is_writable=False, order="")
     assert asyncio.all_tasks() == before, "no task tries for ever to change a record that is gone"
 
 
@@ -296,9 +296,9 @@ async def test_what_an_update_that_failed_may_have_announced_is_announced_anew(b
             raise MetadataUnavailableError("the test says that the answer was lost")
 
     announcement._registration.update = update_and_be_cut
-    announcement.set_writable(False)
+    announcement.announce(is_writable=False, order="")
     await has_failed.wait()
-    announcement.set_writable(True)
+    announcement.announce(is_writable=True, order="")
     async with asyncio.timeout(10), aclosing(other.watch(available_key("b1"))) as changes:
         async for _ in changes:
             if BookieRecord.from_json((await other.read(available_key("b1"))).value).is_writable:

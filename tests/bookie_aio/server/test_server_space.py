@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import aclosing
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
@@ -11,6 +12,7 @@ import pytest
 
 from bookie_aio.metrics import RequestMetrics
 from bookie_aio.server.responder import Responder
+from bookie_aio.storage.disk.disk import Space
 from bookie_aio.storage.engine import StorageConfig
 from bookie_aio.storage.segment.allocator import SpaceLimits
 from bookie_aio.structured_logging import RepeatedWarnings
@@ -27,8 +29,15 @@ from bookie_aio.wire.messages import (
     Status,
     decode_answer,
 )
-from metadata.access.bookies import available_bookies
-from metadata.errors import DiskFailedError, DiskFullError
+from metadata.access.bookies import (
+    DRAINING,
+    READ_ONLY,
+    REMOVED,
+    Order,
+    available_bookies,
+    change_order,
+)
+from metadata.errors import CookieMismatchError, DiskFailedError, DiskFullError
 from metadata.ids import TERM_FINAL
 
 if TYPE_CHECKING:
@@ -73,6 +82,66 @@ async def test_a_full_disk_makes_the_bookie_read_only_but_for_fences_and_recover
     disk.is_full = False
     await asyncio.wait_for(is_announced_writable(bookies, True), 5)
     assert (await client.add(8, 0, [b"again"])).status is Status.OK
+
+
+@pytest.mark.parametrize("mode", [READ_ONLY, DRAINING])
+async def test_an_order_makes_the_bookie_refuse_what_it_forbids(bookies: Bookies, mode: str) -> None:
+    bookie = await bookies.start()
+    client = await bookies.connect(bookie)
+    assert (await client.add(7, 0, [b"before"])).status is Status.OK
+    assert (await client.add(8, 0, [b"before"])).status is Status.OK
+    store = bookies.store()
+    await change_order(store, "b1", lambda _: Order(mode))
+    await asyncio.wait_for(is_announced_writable(bookies, False), 5)
+    assert (await available_bookies(store))["b1"].order == mode
+    for flags in (AddFlag.NONE, AddFlag.REPAIR, AddFlag.DEFERRED_SYNC):
+        assert (await client.add(7, 1, [b"x"], flags=flags)).status is Status.READ_ONLY
+    assert (await client.call(ReadLac(7, TERM_FINAL, -1, 0))).status is Status.OK
+    recovered = await client.add(7, 1, [b"x"], term=TERM_FINAL, flags=AddFlag.RECOVERY)
+    assert recovered.status is (Status.OK if mode == READ_ONLY else Status.READ_ONLY)
+    # A former writer hears of the fence, and not only of the order.
+    assert (await client.add(7, 2, [b"x"])).status is Status.INVALID_TERM
+    assert (await client.call(Read(7, NO_TERM, 0, 0, 0, 1, KIB))).entries == [(0, b"before")]
+    await change_order(store, "b1", lambda _: None)
+    await asyncio.wait_for(is_announced_writable(bookies, True), 5)
+    assert (await client.add(8, 1, [b"again"])).status is Status.OK
+    await store.close()
+
+
+async def test_a_bookie_obeys_an_order_of_before_its_start_from_the_first_add(bookies: Bookies) -> None:
+    store = bookies.store()
+    await change_order(store, "b1", lambda _: Order(DRAINING))
+    bookie = await bookies.start()
+    client = await bookies.connect(bookie)
+    assert (await client.add(7, 0, [b"x"])).status is Status.READ_ONLY
+    await change_order(store, "b1", lambda _: Order(REMOVED))
+    assert isinstance(await asyncio.wait_for(bookie.stopped, 5), CookieMismatchError)
+    await store.close()
+
+
+async def test_a_bookie_whose_disk_is_nearly_full_says_so_while_it_takes_adds(bookies: Bookies) -> None:
+    disk, store, gib = bookies.disk(), bookies.store(), 1 << 30
+    free = [500 * gib]
+    disk.space = lambda path: Space(free[0], 1000 * gib)  # type: ignore[method-assign]
+    bookie = await bookies.start(disk=disk)
+
+    async def announced() -> tuple[int | None, int | None, bool, bool]:
+        record = (await available_bookies(store))["b1"]
+        return record.free_bytes, record.disk_bytes, record.is_tight, record.is_writable
+
+    await asyncio.wait_for(is_announced_writable(bookies, True), WAIT_S)
+    assert await announced() == (500 * gib, 1000 * gib, False, True)
+    free[0] = 480 * gib  # too little a change for a write to the metadata store
+    bookie._announce()
+    free[0] = 5 * gib  # below the mark of the warning, and above the floor
+    async with asyncio.timeout(WAIT_S):
+        async with aclosing(store.watch("bookies/available/b1")) as changes:
+            bookie._announce()
+            async for _ in changes:
+                if (found := await announced())[0] != 500 * gib:
+                    break
+    assert found == (5 * gib, 1000 * gib, True, True)
+    await store.close()
 
 
 NO_RESERVE = StorageConfig(segment_bytes=256 * KIB, space=SpaceLimits(reserve_bytes=0, retry_s=0.05))

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from client_aio.core.audit import (
     BookieStates,
     Checks,
+    Condition,
     Lacking,
     Layout,
     LedgerIndex,
@@ -19,7 +20,9 @@ from client_aio.core.audit import (
     Rotation,
     Seats,
     TokenBucket,
+    condition_of,
     copies_by_replicas,
+    fewest_copies,
     good_copies,
     layout_of,
     marks_stay,
@@ -27,6 +30,7 @@ from client_aio.core.audit import (
     seats_to_repair,
 )
 from client_aio.core.quorum import write_set
+from client_aio.core.repair_plan import Part
 from metadata.model.ledger import Fragment, LedgerMetadata, UnboundedRecord
 
 NAMES = tuple(f"b{number}" for number in range(1, 7))
@@ -226,12 +230,11 @@ def test_marks_stay_where_entries_may_still_be_added() -> None:
 
 
 def test_copies_by_replicas_count_what_was_listed() -> None:
-    layout = Layout(2, (("b1", "b2", "b3"),), ())
     whole = [replica(name) for name in ("b1", "b2", "b3")]
-    assert copies_by_replicas(layout, whole) == 2
-    assert copies_by_replicas(layout, [replica("b1", state="missing"), *whole[1:]]) == 1
+    assert copies_by_replicas(2, whole) == 2
+    assert copies_by_replicas(2, [replica("b1", state="missing"), *whole[1:]]) == 1
     silent = [replica(name, 10, state="silent") for name in ("b1", "b4")]
-    assert copies_by_replicas(layout, [*whole, *silent, replica("b5", 10)]) == 0
+    assert copies_by_replicas(2, [*whole, *silent, replica("b5", 10)]) == 0
 
 
 def test_a_task_rests_twice_as_long_after_each_failure() -> None:
@@ -246,3 +249,37 @@ def test_ledgers_with_the_fewest_good_copies_come_first() -> None:
     found, _ = index.lacking({"b1", "b2"})
     assert [one.copies for one in found] == sorted(one.copies for one in found)
     assert {one.copies for one in found} == {1, 2}
+
+
+@given(st.data())
+def test_the_copies_of_what_was_verified_are_counted_entry_by_entry(data: st.DataObject) -> None:
+    size = data.draw(st.integers(1, 5))
+    quorum = data.draw(st.integers(1, size))
+    first, count = data.draw(st.integers(0, 20)), data.draw(st.integers(0, 12))
+    part = Part(first, first + count - 1, 0, NAMES[:size])
+    owed = {
+        name: [
+            entry for entry in range(first, first + count) if seat in write_set(entry % size, size, quorum)
+        ]
+        for seat, name in enumerate(part.bookies)
+    }
+    unread = data.draw(st.sets(st.sampled_from(part.bookies)))
+    bad = {name: data.draw(st.sets(st.sampled_from(ids))) if ids else set() for name, ids in owed.items()}
+    expected = min(
+        (
+            sum(entry in ids and name not in unread and entry not in bad[name] for name, ids in owed.items())
+            for entry in range(first, first + count)
+        ),
+        default=quorum,
+    )
+    assert fewest_copies(part, quorum, unread, bad) == expected
+
+
+def test_one_good_copy_is_a_risk_unless_there_never_are_more() -> None:
+    found = [
+        condition_of(copies, quorum) for copies, quorum in ((3, 3), (2, 3), (1, 3), (0, 3), (1, 1), (0, 1))
+    ]
+    assert found == [
+        Condition.HEALTHY, Condition.DEGRADED, Condition.AT_RISK, Condition.AT_RISK, Condition.HEALTHY,
+        Condition.AT_RISK,
+    ]  # fmt: skip

@@ -20,6 +20,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+from bookie_aio.core.identity import AgeFile
 from bookie_aio.storage.segment import format as form
 from tests.sim.cluster.hardware import PAGE, Directory, Hardware, Inode, apply
 from tests.sim.faults.kinds import kind
@@ -158,6 +159,73 @@ def file_set_back(simulation: Simulation, fault: Fault) -> None:
         return f"{place[1]} is as it was at {fault.at:.3f} s"
 
     simulation.after(fault.lasts, _later, simulation, fault, partial(_strike, change=change))
+
+
+def _reached(disk: Hardware) -> tuple[int, int]:
+    """Return the segment that was written to last, and where its groups end."""
+    if disk.last_group is None:
+        return 0, 0
+    inode, _, end = disk.last_group
+    ids = [
+        number
+        for directory in disk.directories.values()
+        for name, entry in directory.entries.items()
+        if entry is inode and (number := form.id_of(name, form.SEGMENT_SUFFIX)) is not None
+    ]
+    return max(ids, default=0), end
+
+
+def _ages(image: Image) -> list[AgeFile]:
+    """Return the age files of all directories."""
+    found = [AgeFile.parse(files[form.AGE]) for files in image.values() if form.AGE in files]
+    return [file for file in found if file is not None]
+
+
+@kind
+def files_set_back(simulation: Simulation, fault: Fault) -> None:
+    """Many files, perhaps all, are put back as they were `lasts` before, by a restore that was cut short.
+
+    Files that came since are removed, or stay. The age files say that more was durable since the copy. They
+    are put back as well only if the age was raised since. Otherwise the copy is of the last two seconds, and
+    nothing needs to tell it from the files.
+    """
+    disk, rng = simulation.disks[simulation.dishonest], simulation.fault_rng
+    image, reached = image_of(disk), _reached(disk)
+    age = max((max(file.number, file.intended) for file in _ages(image)), default=0)
+
+    def change(files: Files) -> str:
+        ages = _ages(image_of(files.disk))
+        claimed = max(((file.durable[1], file.durable[3]) for file in ages), default=(0, 0))
+        if not files.is_exact or claimed <= reached:
+            return ""
+        share, removes = rng.choice((0.3, 0.7, 0.9, 1.0)), rng.random() < 0.5
+        is_raised = any(file.number > age for file in ages)
+        spares_age = not is_raised or rng.random() < 0.7
+        count = 0
+        for path, directory in sorted(files.disk.directories.items()):
+            for name in sorted({*directory.entries, *image.get(path, {})}):
+                if (name == form.AGE and spares_age) or name == form.COOKIE or rng.random() >= share:
+                    continue
+                count += _put_back(files, (path, name), image.get(path, {}).get(name), removes=removes)
+        return f"{count} files are as they were at {fault.at:.3f} s" if count else ""
+
+    simulation.after(fault.lasts, _later, simulation, fault, partial(_strike, change=change))
+
+
+def _put_back(files: Files, place: Place, older: bytes | None, *, removes: bool) -> bool:
+    """Put one file back; return whether it is another one now."""
+    entries = files.disk.directories[place[0]].entries
+    if older is None:
+        if removes and place[1] in entries and place[1] != "lock":
+            files.name(place, None)
+            return True
+        return False
+    if place[1] not in entries:
+        files.name(place, files.disk.new_inode())
+    elif bytes(files.inode(place).data) == older:
+        return False
+    files.put(place, older)
+    return True
 
 
 def _later(simulation: Simulation, fault: Fault, strike: Callable[[Simulation, Fault], bool]) -> None:

@@ -51,4 +51,9 @@ MUTANTS = [
               "if self._files and", "if False and"),),
         tests=("tests/sim/test_sim_crashstates.py", "-k", "two_crashes"),
     ),
+    Mutant(
+        108, "what the age file says of the storage is not heard",
+        (Edit(f"{_RECOVERY}.__init__", "for held in earlier)", "for held in ())"),),
+        ("partial-restores",),
+    ),
 ]  # fmt: skip

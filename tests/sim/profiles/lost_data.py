@@ -171,6 +171,18 @@ def stale_files(draw: Draw) -> Plan:
 
 
 @profile
+def partial_restores(draw: Draw) -> Plan:
+    """Many files of one bookie are put back as they were earlier, by a restore that was cut short."""
+    _crowd(draw)
+    at = draw.rng.uniform(0.5, 2.0)
+    for _ in range(draw.rng.randint(1, 2)):
+        draw.fault("files_set_back", draw.dishonest, at=at, lasts=draw.rng.uniform(1.0, 6.0))
+        at += draw.rng.uniform(3.0, 7.0)
+    _also(draw)
+    return draw.plan(segment_bytes=draw.rng.choice((24, 32, 64)) * 1024)
+
+
+@profile
 def set_back_bookie(draw: Draw) -> Plan:
     """The directories of one bookie are put back as they were before its last start."""
     _crowd(draw)

@@ -1,0 +1,283 @@
+"""`bookie-aio bookie`, the commands that take a bookie out of use: for a while, or for good."""
+
+import time
+from dataclasses import asdict
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+import client_aio
+from client_aio.cli.completion import complete_bookies
+from client_aio.cli.exit_codes import Exit
+from client_aio.cli.options import Invocation, command
+from client_aio.config import MIB, AutoRecoveryConfig
+from metadata.access.bookies import (
+    READ_ONLY,
+    Order,
+    Orders,
+    available_bookies,
+    await_obedience,
+    change_order,
+    registered_bookies,
+    retire,
+)
+from metadata.backends.uri import open_store
+from metadata.errors import (
+    InvalidTransitionError,
+    NoSuchKeyError,
+)
+from metadata.store import MetadataStore
+
+app = typer.Typer()
+"""Its commands are those of `client_aio.cli.bookie`."""
+
+BookieArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="BOOKIE", help="The bookie's id.", show_default=False, autocompletion=complete_bookies
+    ),
+]
+
+_OBEYED_WITHIN_S = 15.0
+_NOTED_EACH_S = 10.0
+"""How often the progress is told where standard error is no terminal."""
+
+
+class Switch(StrEnum):
+    """The second word of `bookie read-only`."""
+
+    ON = "on"
+    OFF = "off"
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+async def _check_known(store: MetadataStore, bookie: str) -> None:
+    """Raise NoSuchKeyError for a bookie that neither has a cookie, nor runs, nor has an order."""
+    known = await registered_bookies(store)
+    if bookie not in {*known, *await available_bookies(store), *(await Orders.read(store)).by_bookie}:
+        raise NoSuchKeyError(f"there is no bookie {bookie}; the cluster's are {', '.join(known) or 'none'}")
+
+
+@command(app, "read-only")
+async def read_only(
+    invocation: Invocation,
+    switch: Annotated[Switch, typer.Argument(help="Whether it is to be read-only.", show_default=False)],
+    bookie: BookieArgument,
+) -> None:
+    """Have a bookie take no new ledgers and no ordinary adds, or let it take them again.
+
+    The order holds until it is taken back: across restarts, and also for a bookie that is down. Writers move
+    off the bookie without a failed add, where there is another one. It goes on serving reads and fences, and
+    recoveries may write to it.
+    """
+    is_on = switch is Switch.ON
+
+    def decide(order: Order | None) -> Order | None:
+        if order is not None and order.mode != READ_ONLY:
+            raise InvalidTransitionError(
+                f"bookie {bookie} is being decommissioned: `bookie decommission --cancel {bookie}` ends that"
+            )
+        if not is_on:
+            return None
+        return order or Order(READ_ONLY, since_ms=_now_ms())
+
+    async with await open_store(invocation.metadata_uri) as store:
+        await _check_known(store, bookie)
+        order = await change_order(store, bookie, decide)
+        obeys = await await_obedience(store, bookie, READ_ONLY if is_on else "", _OBEYED_WITHIN_S)
+    state = "is read-only" if is_on else "takes entries again"
+    if obeys is None:
+        state = f"is down, and {'will be read-only' if is_on else 'takes entries'} from its next start on"
+    elif not obeys:
+        state = f"is told, and has not obeyed within {_OBEYED_WITHIN_S:.0f} s: see its log"
+    invocation.output.document(
+        {"bookie_id": bookie, "read_only": order is not None, "running": obeys is not None, "obeys": obeys},
+        text=f"bookie {bookie} {state}",
+    )
+
+
+RecoverAfter = Annotated[
+    float | None,
+    typer.Option(
+        "--recover-after",
+        min=0,
+        metavar="SECONDS",
+        help="Close ledgers that stay open on it for so long. A writer that lives is fenced.",
+    ),
+]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Only show what there is to do, and what stands against it.")
+]
+Rate = Annotated[
+    float,
+    typer.Option(
+        min=0.01, metavar="MIB", help="MiB per second that this process reads at most, if it has to copy."
+    ),
+]
+_RATE_MIB = AutoRecoveryConfig().worker_bytes_per_s / MIB
+
+
+@command(app, "decommission")
+async def decommission(
+    invocation: Invocation,
+    bookie: BookieArgument,
+    recover_after: RecoverAfter = None,
+    rate: Rate = _RATE_MIB,
+    dry_run: DryRun = False,
+    cancel: Annotated[
+        bool, typer.Option("--cancel", help="Take the order back; entries that were copied stay copied.")
+    ] = False,
+) -> int:
+    """Have a bookie leave the cluster: other bookies get all its seats, and then its cookie is removed.
+
+    The bookie may run or be lost. It takes no entries any more, and live writers move off it without a failed
+    add. Auto recovery copies its entries; where no worker is alive, this command does. In the end the
+    bookie stops, and its id is never used again. May be interrupted anywhere, and run again: it goes on.
+    Refused where a ledger has no other bookie to move to.
+    """
+    if cancel:
+        return await _cancel(invocation, bookie)
+    return await _drain(
+        invocation, bookie, "", recover_after=recover_after, rate=rate, dry_run=dry_run, verb="has left"
+    )
+
+
+@command(app, "replace")
+async def replace(
+    invocation: Invocation,
+    old: Annotated[
+        str,
+        typer.Argument(
+            metavar="OLD",
+            help="The bookie that leaves.",
+            show_default=False,
+            autocompletion=complete_bookies,
+        ),
+    ],
+    new: Annotated[
+        str,
+        typer.Argument(
+            metavar="NEW",
+            help="The bookie that gets its entries.",
+            show_default=False,
+            autocompletion=complete_bookies,
+        ),
+    ],
+    recover_after: RecoverAfter = None,
+    rate: Rate = _RATE_MIB,
+    dry_run: DryRun = False,
+) -> int:
+    """Put one bookie in another's place: copy what OLD held to NEW, then have OLD leave the cluster.
+
+    OLD may run or be lost. A ledger that has NEW in the same ensemble already gets another bookie. Otherwise
+    as `bookie decommission`.
+    """
+    return await _drain(
+        invocation,
+        old,
+        new,
+        recover_after=recover_after,
+        rate=rate,
+        dry_run=dry_run,
+        verb=f"is replaced by {new}, and has left",
+    )
+
+
+async def _drain(
+    invocation: Invocation,
+    bookie: str,
+    successor: str,
+    *,
+    recover_after: float | None,
+    rate: float,
+    dry_run: bool,
+    verb: str,
+) -> int:
+    # Imported here: bookies start without the client.
+    from client_aio.autorecovery.drain import Drain, DrainProgress
+    from client_aio.cli.text import document_of_plan, progress_of_drain, text_of_plan
+
+    output = invocation.output
+    noted_at = time.monotonic()
+    async with client_aio.connect(invocation.metadata_uri) as client:
+        with output.progress() as progress:
+            task = progress.add_task(f"bookie {bookie}", total=None, figures="")
+
+            def show(now: DrainProgress) -> None:
+                nonlocal noted_at
+                if progress.disable and time.monotonic() > noted_at + _NOTED_EACH_S:
+                    noted_at = time.monotonic()
+                    output.note(f"bookie {bookie}: {progress_of_drain(now)}")
+                progress.update(
+                    task,
+                    completed=now.ledgers_moved,
+                    total=now.ledgers_moved + now.ledgers_left,
+                    figures=progress_of_drain(now),
+                )
+
+            drain = Drain(
+                client._context,
+                bookie,
+                successor=successor,
+                recover_after_s=recover_after,
+                config=AutoRecoveryConfig(worker_bytes_per_s=int(rate * MIB)),
+                on_progress=show,
+            )
+            if dry_run:
+                plan = await drain.plan()
+                output.document(document_of_plan(plan), text=text_of_plan(plan))
+                return Exit.UNAVAILABLE if plan.stuck else Exit.OK
+            report = await drain.run()
+    output.document(
+        asdict(report),
+        text=f"bookie {bookie} {verb} the cluster: {report.ledgers_moved:,} ledgers moved in "
+        f"{report.took_s:,.1f} s, {report.ledgers_recovered:,} of them closed; its directory may go",
+    )
+    return Exit.OK
+
+
+async def _cancel(invocation: Invocation, bookie: str) -> int:
+    from client_aio.autorecovery.drain import cancel_drain
+
+    async with client_aio.connect(invocation.metadata_uri) as client:
+        await _check_known(client._context.ledgers.store, bookie)
+        had_one = await cancel_drain(client._context, bookie)
+    text = "takes entries again" if had_one else "was not being decommissioned"
+    invocation.output.document({"bookie_id": bookie, "cancelled": had_one}, text=f"bookie {bookie} {text}")
+    return Exit.OK
+
+
+@command(app, "forget")
+async def forget(
+    invocation: Invocation,
+    bookie: BookieArgument,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say whether it may be forgotten.")] = False,
+) -> None:
+    """Leave a bookie that is gone for good out of every list. Refused while it runs, or a ledger names it.
+
+    Its id is never used again: a new bookie under it would have lost what the old one promised.
+    """
+    async with client_aio.connect(invocation.metadata_uri) as client:
+        store = client._context.ledgers.store
+        await _check_known(store, bookie)
+        if bookie in client.bookies:
+            raise InvalidTransitionError(f"bookie {bookie} runs: stop it before it is forgotten")
+        from client_aio.autorecovery.survey import ledgers_naming
+
+        naming = await ledgers_naming(client._context, bookie)
+        if naming:
+            raise InvalidTransitionError(
+                f"{len(naming):,} ledgers name bookie {bookie}, such as {naming[0]}: have them repaired, "
+                f"closed or deleted first (`ledger list --bookie {bookie}`)"
+            )
+        if not dry_run:
+            await retire(store, bookie)
+            await change_order(store, bookie, lambda _: None)
+    text = "may be forgotten" if dry_run else "is forgotten, and its id is not used again"
+    invocation.output.document(
+        {"bookie_id": bookie, "forgotten": not dry_run}, text=f"bookie {bookie} {text}"
+    )

@@ -1,0 +1,236 @@
+"""Operators' orders to real bookies: read-only, decommissioned, replaced."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+import pytest
+
+import client_aio
+from client_aio.autorecovery.drain import Drain, cancel_drain
+from metadata.access.bookies import DRAINING, READ_ONLY, Order, available_bookies, change_order
+from metadata.errors import InvalidTransitionError
+from metadata.ids import KEY_COOKIES, KEY_REPAIR_LOCKS
+from tests.integration.test_autorecovery import faults_of, until, written
+from tests.support.cli import Cli
+from tests.support.cluster import Cluster
+from tests.support.replicas import WAIT_S, lose
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+async def order(client: client_aio.Client, bookie: str, mode: str) -> None:
+    """Give an order, or take it back with ""; wait until the bookie says that it obeys."""
+    store = client._context.ledgers.store
+    await change_order(store, bookie, lambda _: Order(mode) if mode else None)
+
+    async def obeys() -> bool:
+        return (await available_bookies(store))[bookie].order == mode
+
+    await until(obeys)
+
+
+@pytest.mark.parametrize("is_idle", [False, True])
+async def test_writers_move_off_a_read_only_bookie_without_a_failed_add(
+    tmp_path: Path, is_idle: bool
+) -> None:
+    async with (
+        Cluster(tmp_path, bookies=4) as cluster,
+        client_aio.connect(cluster.uri) as client,
+        client.create_ledger(ensemble_size=3, write_quorum=3, ack_quorum=2) as writer,
+    ):
+        await writer.add_entry(b"before")
+        bookie = writer.metadata.last_fragment.bookies[1]
+        adds = []
+
+        async def has_moved() -> bool:
+            if not is_idle:
+                adds.append(writer.add_entry(b"beside"))
+            return bookie not in writer.metadata.last_fragment.bookies
+
+        await order(client, bookie, READ_ONLY)
+        await until(has_moved)
+        await asyncio.gather(*adds)
+        assert len(writer.metadata.fragments) == 2
+        for _ in range(6):  # No new ledger is placed there.
+            async with client.create_ledger() as other:
+                assert bookie not in other.metadata.last_fragment.bookies
+
+
+async def test_an_order_outlives_restarts_and_holds_for_a_bookie_that_was_down(tmp_path: Path) -> None:
+    async with Cluster(tmp_path, bookies=4) as cluster, client_aio.connect(cluster.uri) as client:
+        cli = Cli(cluster.uri)
+        await cluster["b2"].kill()
+
+        async def is_gone() -> bool:
+            return "b2" not in client.bookies
+
+        await until(is_gone)
+        out = await asyncio.to_thread(cli.rows, "bookie", "read-only", "on", "b2")
+        assert out == {"bookie_id": "b2", "read_only": True, "running": False, "obeys": None}
+        for _ in range(2):
+            await cluster["b2"].start()
+            (row,) = [
+                each
+                for each in await asyncio.to_thread(cli.rows, "bookie", "list")
+                if each["bookie_id"] == "b2"
+            ]
+            assert (row["state"], row["order"]) == ("read-only", "read-only")
+            await cluster["b2"].end()
+        await cluster["b2"].start()
+        out = await asyncio.to_thread(cli.rows, "bookie", "read-only", "off", "b2")
+        assert out == {"bookie_id": "b2", "read_only": False, "running": True, "obeys": True}
+        assert (await available_bookies(client._context.ledgers.store))["b2"].is_writable
+
+
+async def test_a_bookie_that_drains_is_not_made_writable(tmp_path: Path) -> None:
+    async with Cluster(tmp_path) as cluster, client_aio.connect(cluster.uri) as client:
+        await order(client, "b1", DRAINING)
+        cli = Cli(cluster.uri)
+        out = await asyncio.to_thread(cli.run, "bookie", "read-only", "off", "b1", code=1)
+        assert b"is being decommissioned" in out
+        assert b"there is no bookie b9" in await asyncio.to_thread(
+            cli.run, "bookie", "read-only", "on", "b9", code=3
+        )
+
+
+async def cookies(client: client_aio.Client) -> list[str]:
+    """Return the bookies that have a cookie, retired or not."""
+    return await client._context.ledgers.store.children(KEY_COOKIES)
+
+
+async def named(client: client_aio.Client) -> set[str]:
+    """Return the bookies that some fragment of some ledger names."""
+    found = set()
+    async for ledger_id in client.list_ledgers():
+        metadata = await client.ledger_metadata(ledger_id)
+        found.update(name for fragment in metadata.fragments for name in fragment.bookies)
+    return found
+
+
+@pytest.mark.parametrize("is_alive", [True, False])
+async def test_a_decommissioned_bookie_ends_empty_and_is_refused_afterwards(
+    tmp_path: Path, is_alive: bool
+) -> None:
+    async with (
+        Cluster(tmp_path, bookies=4) as cluster,
+        client_aio.connect(cluster.uri) as client,
+        client.create_ledger() as idle,
+        client.create_ledger() as writer,
+    ):
+        ledger_ids = [await written(client) for _ in range(4)]
+        ledger_ids.append(await written(client, count=0))
+        for each in (idle, writer):
+            await each.add_entry(b"before")
+        bookie = writer.metadata.last_fragment.bookies[0]
+        if not is_alive:
+            await lose(cluster[bookie])
+        writing = asyncio.create_task(_write(writer))
+        report = await Drain(client._context, bookie, settle_s=0.5).run()
+        writing.cancel()
+        assert await writing > 0
+        assert report.ledgers_moved >= 1
+        assert bookie not in await named(client) | set(await cookies(client))
+        assert await faults_of(client, ledger_ids) == []
+        if is_alive:
+            assert await cluster[bookie].child.process.wait() == 1
+            with pytest.raises(RuntimeError, match="was decommissioned"):
+                await cluster[bookie].start()
+        with pytest.raises(InvalidTransitionError, match="has left the cluster already"):
+            await Drain(client._context, bookie).run()
+
+
+async def _write(writer: client_aio.LedgerWriter) -> int:
+    """Add entries until cancelled; an add that fails fails this."""
+    count = 0
+    try:
+        while True:
+            await writer.add_entry(b"beside")
+            count += 1
+    except asyncio.CancelledError:
+        return count
+
+
+async def test_a_drain_that_is_interrupted_goes_on(tmp_path: Path) -> None:
+    async with Cluster(tmp_path, bookies=4) as cluster, client_aio.connect(cluster.uri) as client:
+        ledger_ids = [await written(client, count=500) for _ in range(4)]
+        bookie = (await client.ledger_metadata(ledger_ids[0])).last_fragment.bookies[0]
+        cli, store = Cli(cluster.uri), client._context.ledgers.store
+        process = cli.start("bookie", "decommission", bookie, "--rate", "0.05")
+        async with asyncio.timeout(WAIT_S), aclosing(store.watch(KEY_REPAIR_LOCKS)) as changes:
+            async for _ in changes:
+                if await store.children(KEY_REPAIR_LOCKS):
+                    break
+        process.kill()
+        process.communicate()
+        assert bookie in await named(client)
+        out = await asyncio.to_thread(cli.rows, "bookie", "decommission", bookie)
+        assert out["bookie_id"] == bookie
+        assert bookie not in await named(client) | set(await cookies(client))
+        assert await faults_of(client, ledger_ids) == []
+
+
+async def test_a_drain_whose_order_is_taken_back_removes_nothing(tmp_path: Path) -> None:
+    async with Cluster(tmp_path, bookies=4) as cluster, client_aio.connect(cluster.uri) as client:
+        async with client.create_ledger() as writer:
+            await writer.add_entry(b"x")
+        bookie = writer.metadata.last_fragment.bookies[0]
+        draining = asyncio.create_task(Drain(client._context, bookie, settle_s=30.0).run())
+
+        async def is_empty() -> bool:
+            return bookie not in await named(client)
+
+        await until(is_empty)
+        assert await cancel_drain(client._context, bookie)
+        with pytest.raises(InvalidTransitionError, match="taken back"):
+            await draining
+        assert bookie in await cookies(client)
+        await order(client, bookie, "")
+
+
+async def test_a_bookie_without_substitutes_does_not_leave(tmp_path: Path) -> None:
+    async with Cluster(tmp_path) as cluster, client_aio.connect(cluster.uri) as client:
+        ledger_id, cli = await written(client), Cli(cluster.uri)
+        out = await asyncio.to_thread(cli.run, "bookie", "decommission", "b2", code=4)
+        assert b"1 ledgers have no other bookie to move to" in out
+        assert f"({ledger_id})".encode() in out
+        process = cli.start("bookie", "decommission", "b2", "--dry-run", "-o", "json")
+        plan, _ = await asyncio.to_thread(process.communicate)
+        assert (process.returncode, json.loads(plan)["stuck"]) == (4, [ledger_id])
+        assert client.bookies["b2"].is_writable, "a refusal changes nothing"
+
+
+@pytest.mark.parametrize("is_alive", [True, False])
+async def test_a_bookie_is_replaced_by_the_one_that_was_named(tmp_path: Path, is_alive: bool) -> None:
+    async with Cluster(tmp_path, bookies=5) as cluster, client_aio.connect(cluster.uri) as client:
+        ledger_ids = [await written(client) for _ in range(5)]
+        old, new, *_ = sorted(await named(client))
+        before = {one: (await client.ledger_metadata(one)).last_fragment.bookies for one in ledger_ids}
+        if not is_alive:
+            await lose(cluster[old])
+        report = await Drain(client._context, old, successor=new, settle_s=0.5).run()
+        assert report.successor == new
+        for ledger_id, bookies in before.items():
+            after = (await client.ledger_metadata(ledger_id)).last_fragment.bookies
+            if old in bookies and new not in bookies:
+                assert after == tuple(new if name == old else name for name in bookies)
+            assert old not in after
+        assert await faults_of(client, ledger_ids) == []
+
+
+async def test_a_ledger_of_a_dead_writer_is_closed_on_demand_only(tmp_path: Path) -> None:
+    async with Cluster(tmp_path, bookies=4) as cluster, client_aio.connect(cluster.uri) as client:
+        async with client_aio.connect(cluster.uri) as other:
+            writer = await other.create_ledger()
+            await writer.add_entry(b"acknowledged")
+        (bookie, *_), ledger_id = writer.metadata.last_fragment.bookies, writer.ledger_id
+        with pytest.raises(InvalidTransitionError, match=f"ledger {ledger_id}: it is open"):
+            await Drain(client._context, bookie, settle_s=0.1, stall_s=0.5).run()
+        report = await Drain(client._context, bookie, settle_s=0.1, recover_after_s=0.2).run()
+        assert report.ledgers_recovered == 1
+        async with client.open_ledger(ledger_id) as reader:
+            assert [entry.data async for entry in reader.read(0, 0)] == [b"acknowledged"]
