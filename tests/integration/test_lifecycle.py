@@ -12,8 +12,8 @@ import pytest
 import client_aio
 from client_aio.autorecovery.drain import Drain, cancel_drain
 from metadata.access.bookies import DRAINING, READ_ONLY, Order, available_bookies, change_order
-from metadata.errors import InvalidTransitionError
-from metadata.ids import KEY_COOKIES, KEY_REPAIR_LOCKS
+from metadata.errors import InvalidTransitionError, LedgerRepairError
+from metadata.ids import KEY_COOKIES, KEY_ORDERS, KEY_REPAIR_LOCKS
 from tests.integration.test_autorecovery import faults_of, until, written
 from tests.support.cli import Cli
 from tests.support.cluster import Cluster
@@ -234,3 +234,47 @@ async def test_a_ledger_of_a_dead_writer_is_closed_on_demand_only(tmp_path: Path
         assert report.ledgers_recovered == 1
         async with client.open_ledger(ledger_id) as reader:
             assert [entry.data async for entry in reader.read(0, 0)] == [b"acknowledged"]
+
+
+@pytest.mark.parametrize("looks", [1, 2])
+async def test_a_repair_does_not_report_success_with_a_bookie_that_is_to_leave(
+    tmp_path: Path, looks: int
+) -> None:
+    """The order comes right before the repair looks at it: before its compare-and-set, and after it."""
+    async with Cluster(tmp_path, bookies=5) as cluster, client_aio.connect(cluster.uri) as client:
+        ledger_id = await written(client)
+        lost, *others = (await client.ledger_metadata(ledger_id)).last_fragment.bookies
+        target, _ = sorted(set(cluster.bookies) - {lost, *others})
+        store, seen = client._context.ledgers.store, 0
+        sync = store.sync
+
+        async def sync_after_the_order(key: str) -> None:
+            nonlocal seen
+            seen += key == KEY_ORDERS
+            if key == KEY_ORDERS and seen == looks:
+                await change_order(store, target, lambda _: Order(DRAINING))
+            await sync(key)
+
+        store.sync = sync_after_the_order  # type: ignore[method-assign]
+        with pytest.raises(LedgerRepairError, match=f"bookie {target} was ordered to leave"):
+            await client.repair_ledger(ledger_id, replace=lost, by=target)
+        is_named = target in (await client.ledger_metadata(ledger_id)).last_fragment.bookies
+        assert is_named == (looks == 2)
+        await Drain(client._context, target, settle_s=0.1).run()
+        assert target not in await named(client)
+        assert await faults_of(client, [ledger_id]) == []
+
+
+async def test_a_seat_is_left_to_a_bookie_that_is_down_and_not_to_one_that_leaves(tmp_path: Path) -> None:
+    async with Cluster(tmp_path, bookies=4) as cluster, client_aio.connect(cluster.uri) as client:
+        await order(client, "b1", DRAINING)
+        await cluster["b4"].kill()
+
+        async def is_seen() -> bool:
+            return "b4" not in client.bookies and not client.bookies["b1"].is_writable
+
+        await until(is_seen)
+        for _ in range(3):
+            async with client.create_ledger() as ledger:
+                await ledger.add_entry(b"x")
+                assert set(ledger.metadata.last_fragment.bookies) == {"b2", "b3", "b4"}
