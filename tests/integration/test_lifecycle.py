@@ -34,14 +34,14 @@ async def order(client: client_aio.Client, bookie: str, mode: str) -> None:
     await until(obeys)
 
 
-@pytest.mark.parametrize("is_idle", [False, True])
+@pytest.mark.parametrize(("is_idle", "ack_quorum"), [(False, 2), (True, 2), (True, 3)])
 async def test_writers_move_off_a_read_only_bookie_without_a_failed_add(
-    tmp_path: Path, is_idle: bool
+    tmp_path: Path, is_idle: bool, ack_quorum: int
 ) -> None:
     async with (
         Cluster(tmp_path, bookies=4) as cluster,
         client_aio.connect(cluster.uri) as client,
-        client.create_ledger(ensemble_size=3, write_quorum=3, ack_quorum=2) as writer,
+        client.create_ledger(ensemble_size=3, write_quorum=3, ack_quorum=ack_quorum) as writer,
     ):
         await writer.add_entry(b"before")
         bookie = writer.metadata.last_fragment.bookies[1]
