@@ -11,12 +11,14 @@ import pytest
 
 import client_aio
 from client_aio.autorecovery.drain import Drain, cancel_drain
+from client_aio.autorecovery.survey import survey
+from client_aio.core.audit import Condition
 from metadata.access.bookies import DRAINING, READ_ONLY, Order, available_bookies, change_order
 from metadata.errors import InvalidTransitionError, LedgerRepairError
 from metadata.ids import KEY_COOKIES, KEY_ORDERS, KEY_REPAIR_LOCKS
 from tests.integration.test_autorecovery import faults_of, until, written
 from tests.support.cli import Cli
-from tests.support.cluster import Cluster
+from tests.support.cluster import BookieProcess, Cluster
 from tests.support.replicas import WAIT_S, lose
 
 if TYPE_CHECKING:
@@ -80,6 +82,9 @@ async def test_an_order_outlives_restarts_and_holds_for_a_bookie_that_was_down(t
                 if each["bookie_id"] == "b2"
             ]
             assert (row["state"], row["order"]) == ("read-only", "read-only")
+            found = await survey(client._context)
+            assert found.condition is Condition.HEALTHY, found.problems
+            assert "bookie b2 is read-only, by an operator's order" in [each.text for each in found.problems]
             await cluster["b2"].end()
         await cluster["b2"].start()
         out = await asyncio.to_thread(cli.rows, "bookie", "read-only", "off", "b2")
@@ -222,18 +227,25 @@ async def test_a_bookie_is_replaced_by_the_one_that_was_named(tmp_path: Path, is
         assert await faults_of(client, ledger_ids) == []
 
 
-async def test_a_ledger_of_a_dead_writer_is_closed_on_demand_only(tmp_path: Path) -> None:
-    async with Cluster(tmp_path, bookies=4) as cluster, client_aio.connect(cluster.uri) as client:
+async def test_ledgers_of_dead_writers_are_closed_or_taken_over_on_demand_only(tmp_path: Path) -> None:
+    async with Cluster(tmp_path) as cluster, client_aio.connect(cluster.uri) as client:
         async with client_aio.connect(cluster.uri) as other:
             writer = await other.create_ledger()
             await writer.add_entry(b"acknowledged")
-        (bookie, *_), ledger_id = writer.metadata.last_fragment.bookies, writer.ledger_id
-        with pytest.raises(InvalidTransitionError, match=f"ledger {ledger_id}: it is open"):
-            await Drain(client._context, bookie, settle_s=0.1, stall_s=0.5).run()
-        report = await Drain(client._context, bookie, settle_s=0.1, recover_after_s=0.2).run()
-        assert report.ledgers_recovered == 1
-        async with client.open_ledger(ledger_id) as reader:
-            assert [entry.data async for entry in reader.read(0, 0)] == [b"acknowledged"]
+            unbounded = await other.open_unbounded_ledger("changes")
+            await unbounded.add_entry(b"acknowledged")
+        cluster.bookies["b4"] = BookieProcess("b4", tmp_path, cluster.uri)
+        await cluster["b4"].start()
+        with pytest.raises(InvalidTransitionError, match=f"ledger {writer.ledger_id}: it is open"):
+            await Drain(client._context, "b2", settle_s=0.1, stall_s=0.5).run()
+        report = await Drain(client._context, "b2", settle_s=0.1, recover_after_s=0.2).run()
+        assert report.ledgers_recovered == 2
+        for ledger_id in (writer.ledger_id, unbounded.ledger_id):
+            metadata = await client.ledger_metadata(ledger_id)
+            assert metadata.is_closed is (ledger_id == writer.ledger_id)
+            async with client.open_ledger(ledger_id) as reader:
+                assert [entry.data async for entry in reader.read(0, 0)] == [b"acknowledged"]
+        assert "b2" not in await named(client)
 
 
 @pytest.mark.parametrize("looks", [1, 2])
