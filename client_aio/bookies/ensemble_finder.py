@@ -229,7 +229,9 @@ class EnsembleFinder:
             # A bookie that is back gets its own seat, so that it does not have two.
             vacant = tuple(index for index in vacant if vacancy.former[index] not in candidates)
         else:
-            known = set(await self._pool.directory.registered()) - candidates.keys() - {*vacancy.excluded}
+            directory = self._pool.directory
+            known = set(await directory.registered()) - candidates.keys() - {*vacancy.excluded}
+            known.difference_update(directory.orders.leaving)  # They do not come back.
             down = sorted(known, key=lambda name: (name not in slow, name not in seating.records, name))
             if len(down) < left_over:
                 return []
