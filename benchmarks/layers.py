@@ -22,7 +22,6 @@ import struct
 import tempfile
 import time
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import uvloop
@@ -33,6 +32,7 @@ from bookie_aio.server.backpressure import Backpressure
 from bookie_aio.server.connection import Connection
 from bookie_aio.server.dispatcher import Dispatcher, LedgerAuthoriser, PasswordLedgers
 from bookie_aio.server.given_ids import GivenIds
+from bookie_aio.server.registration import StandingOrder
 from bookie_aio.storage.disk.disk import RealDisk
 from bookie_aio.storage.engine import Engine, StorageConfig
 from bookie_aio.structured_logging import RepeatedWarnings
@@ -49,11 +49,11 @@ from bookie_aio.wire.messages import (
     encode_request,
 )
 from client_aio.bookies.connection import BookieConnection
+from client_aio.bookies.pool import BookieDirectory, BookiePool
 from client_aio.config import ClientConfig, WriteOptions
 from client_aio.context import ClientContext, ClientCounters
 from client_aio.core.digest import Digest
 from client_aio.ledger.writer import LedgerWriter
-from metadata.access.bookies import Orders
 from metadata.ids import LEDGER_ID_MAX
 from metadata.model.ledger import LedgerMetadata
 
@@ -164,7 +164,9 @@ class DurableAtOnce:
     def __init__(self, file: File) -> None:
         self._file = file
 
-    def write_and_sync(self, buffers: object, offset: int, then: object = ()) -> asyncio.Future[None]:
+    def write_and_sync(
+        self, buffers: object, offset: int, then: object = (), *, at_once: bool = False
+    ) -> asyncio.Future[None]:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         done.set_result(None)
         return done
@@ -176,12 +178,9 @@ class DurableAtOnce:
 async def client_us(shape: Shape, seconds: float) -> float:
     """Return the client's processor time for an add, in µs, futures and all."""
     config = ClientConfig()
-    directory = SimpleNamespace(
-        reports=None, orders=Orders(), tell_of_orders=lambda *_: None, tell_no_more=lambda _: None
-    )
-    pool = SimpleNamespace(directory=directory)
+    pool = BookiePool(BookieDirectory(cast("Any", None), config), config, "")
     context = ClientContext(
-        config=config, ledgers=cast("Any", None), pool=cast("Any", pool), finder=cast("Any", None),
+        config=config, ledgers=cast("Any", None), pool=pool, finder=cast("Any", None),
         tokens=random.Random(1), now_ms=lambda: 0, counters=ClientCounters(time.perf_counter),
     )  # fmt: skip
     connections = {}
@@ -219,6 +218,7 @@ async def client_us(shape: Shape, seconds: float) -> float:
         await writer.abort()
     for connection in connections.values():
         connection.close()
+    context.close()
     return found
 
 
@@ -248,7 +248,7 @@ async def bookie_us(shape: Shape, seconds: float) -> float:
             info=dict, authoriser=LedgerAuthoriser(engine, passwords), passwords=passwords,
             drop_if_deleted=cast("Any", None), lift_mark=cast("Any", None),
             given_ids=GivenIds(LEDGER_ID_MAX, cast("Any", None)), not_free_below=lambda: 0,
-            warnings=warnings, order=cast("Any", SimpleNamespace(mode="")), metrics=metrics,
+            warnings=warnings, order=StandingOrder(cast("Any", None), "b1", lambda: None), metrics=metrics,
         )  # fmt: skip
         connection = Connection(
             loop,

@@ -26,11 +26,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Self
 
-from metadata.errors import MetadataError
+from metadata.errors import KeyExistsError, MetadataError
 from metadata.metrics import Histogram
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Iterator
+    from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
     from types import TracebackType
 
 VALUE_BYTES_MAX = 512 * 1024
@@ -133,6 +133,24 @@ class MetadataStore(abc.ABC):
             KeyExistsError: the key exists, and this token did not create it.
             InvalidArgumentError: the key or the value is not legal.
         """
+
+    async def create_missing(self, records: Sequence[tuple[str, bytes]]) -> list[str]:
+        """Create the keys that do not exist; return the keys that do, which are left as they are.
+
+        A store that can do so makes all of them durable at once. After an error some of them may be there,
+        and the call may be repeated. A key that this call created may be among those returned, if the answer
+        of its creation was lost.
+
+        Raises:
+            InvalidArgumentError: a key or a value is not legal.
+        """
+        found = []
+        for key, value in records:
+            try:
+                await self.create(key, value)
+            except KeyExistsError:
+                found.append(key)
+        return found
 
     @abc.abstractmethod
     async def read(self, key: str) -> Versioned:
@@ -290,6 +308,11 @@ class MeasuredStore(MetadataStore):
         """See `MetadataStore`."""
         with self._timed("create"):
             return await self.measured.create(key, value, token=token)
+
+    async def create_missing(self, records: Sequence[tuple[str, bytes]]) -> list[str]:
+        """See `MetadataStore`."""
+        with self._timed("create"):
+            return await self.measured.create_missing(records)
 
     async def read(self, key: str) -> Versioned:
         """See `MetadataStore`."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import inspect
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -203,6 +205,97 @@ def test_a_client_says_that_it_belongs_to_another_event_loop(tmp_path: Path) -> 
             gc.collect()  # The sockets of a loop that is gone are shut down, and closed by Python.
 
 
+HANDLES = (
+    "Client", "LedgerWriter", "LedgerReader", "LogWriter", "UnboundedLedgerWriter", "UnboundedLedgerReader",
+    "LeaderElection",
+)  # fmt: skip
+ANYWHERE = {"Client.close", "LedgerReader.close", "UnboundedLedgerReader.close"}
+"""These do what they can on any loop."""
+ONCE_THEY_WAIT = {"LedgerWriter.drain", "LogWriter.drain", "UnboundedLedgerWriter.drain"}
+"""These are called for each add, and look at the loop when there is something to wait for."""
+OF_THE_PACKAGE = {
+    "start", "begin", "hold", "on_failed", "on_progress", "switch_to", "withdraw", "check_size",
+}  # fmt: skip
+"""Not for applications: other modules of the package call them, on the client's loop."""
+ARGUMENTS: dict[str, Any] = {
+    "name": "a", "ledger_ids": [0], "ledger_id": 0, "name_or_id": "u", "data": b"1", "entries": [b"1"],
+    "first": 0, "last": 0, "first_entry": 0, "before": "0:0", "before_entry": 0, "replace": "b1",
+}  # fmt: skip
+"""The arguments that a call cannot do without."""
+
+
+def _calls() -> list[str]:
+    """Return every call that an application has, as CLASS.METHOD: a new one cannot be forgotten."""
+    found = []
+    for kind in HANDLES:
+        for name, _ in inspect.getmembers(getattr(client_aio, kind), callable):
+            is_public = not name.startswith("_") or (kind, name) == ("LeaderElection", "__aenter__")
+            if is_public and name not in OF_THE_PACKAGE and f"{kind}.{name}" not in ANYWHERE | ONCE_THEY_WAIT:
+                found.append(f"{kind}.{name}")
+    return found
+
+
+def _call(handle: Any, name: str) -> Any:
+    method = getattr(handle, name)
+    parameters = inspect.signature(method).parameters.values()
+    return method(**{each.name: ARGUMENTS[each.name] for each in parameters if each.default is each.empty})
+
+
+async def _finish(called: Any) -> None:
+    """Wait for a call's result, or take the first of what it iterates over."""
+    if hasattr(called, "__anext__"):
+        await anext(called)
+    else:
+        await called
+
+
+async def test_each_public_call_says_that_its_client_belongs_to_another_loop(cluster: Cluster) -> None:
+    async with client_aio.connect(cluster.uri) as client, client_aio.LeaderElection(client, "e") as election:
+        writer = await client.create_ledger()
+        unbounded = await client.open_unbounded_ledger("u")
+        handles = {
+            "Client": client,
+            "LedgerWriter": writer,
+            "LedgerReader": await client.open_ledger(writer.ledger_id),
+            "LogWriter": await client.open_log("a"),
+            "UnboundedLedgerWriter": unbounded,
+            "UnboundedLedgerReader": await client.open_ledger("u"),
+            "LeaderElection": election,
+        }
+        wrong: dict[str, object] = {}
+
+        async def there(call: str) -> None:
+            kind, _, name = call.partition(".")
+            try:
+                async with asyncio.timeout(LASTS_S / 10):
+                    await _finish(_call(handles[kind], name))
+            except InvalidArgumentError as error:
+                if "belongs to another event loop" not in str(error):
+                    wrong[call] = error
+            except BaseException as error:
+                wrong[call] = repr(error)
+            else:
+                wrong[call] = "went through"
+
+        async def all_there() -> None:
+            for call in _calls():
+                await there(call)
+
+        def without_a_loop() -> None:
+            for handle, name in ((writer, "add_entry"), (handles["LogWriter"], "append")):
+                with pytest.raises(InvalidArgumentError, match="belongs to another event loop"):
+                    _call(handle, name)
+
+        await asyncio.to_thread(asyncio.run, all_there())
+        await asyncio.to_thread(without_a_loop)
+        assert not wrong, "\n".join(f"{k}: {v!r}"[:150] for k, v in wrong.items())
+        async with asyncio.timeout(LASTS_S):  # Nothing of it has disturbed the handles.
+            assert await writer.add_entry(b"1") == 0
+            assert await unbounded.add_entry(b"1") == 0
+            await handles["LogWriter"].append(b"1")
+            await election.gained()
+
+
 async def test_a_client_is_closed_from_another_thread(cluster: Cluster) -> None:
     client = await client_aio.connect(cluster.uri)
     writer = await client.create_ledger()
@@ -224,6 +317,50 @@ async def test_a_client_is_closed_from_another_thread(cluster: Cluster) -> None:
     assert len(refused) == 2
     with pytest.raises(client_aio.ClientClosedError):
         await client.create_ledger()
+
+
+async def test_an_add_of_another_thread_is_refused_in_the_middle_of_a_burst(cluster: Cluster) -> None:
+    """The adds of a burst are checked by a shorter way than the first one."""
+    async with client_aio.connect(cluster.uri) as client, client.create_ledger() as writer:
+        added = writer.add_entry(b"0")
+        refused: list[BaseException] = []
+
+        def add() -> None:
+            try:
+                writer.add_entry(b"1")
+            except InvalidArgumentError as error:
+                refused.append(error)
+
+        other = threading.Thread(target=add)
+        other.start()
+        other.join(LASTS_S)
+        assert len(refused) == 1
+        assert [await added, await writer.add_entry(b"2")] == [0, 1]
+
+
+def test_an_add_on_another_loop_is_refused_in_the_middle_of_a_burst(tmp_path: Path) -> None:
+    loop = asyncio.new_event_loop()
+    cluster = Cluster(tmp_path)
+    loop.run_until_complete(cluster.__aenter__())
+    try:
+        client = loop.run_until_complete(client_aio.connect(cluster.uri).__aenter__())
+        writer = loop.run_until_complete(client.create_ledger())
+
+        async def add() -> None:
+            writer.add_entry(b"1")
+
+        added: list[asyncio.Future[int]] = []
+        loop.call_soon(loop.stop)
+        loop.call_soon(lambda: added.append(writer.add_entry(b"0")))
+        loop.run_forever()
+        assert added
+        with pytest.raises(InvalidArgumentError, match="belongs to another event loop"):
+            asyncio.run(add())
+        assert loop.run_until_complete(asyncio.wait_for(added[0], LASTS_S)) == 0
+        loop.run_until_complete(client.close())
+    finally:
+        loop.run_until_complete(cluster.end())
+        loop.close()
 
 
 async def _awaited(call: Awaitable[Any]) -> Any:
