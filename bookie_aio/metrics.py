@@ -7,7 +7,7 @@ The stages of an add, each with its own histogram:
 
     receive        from the arrival of bytes to the end of handling the frames in them, once for each read
     queue          the longest wait of a record for its group, once for each group
-    write, fsync   the system calls of a group, in the journal's thread
+    write, fsync   the system calls of a group
     commit         from the hand-over of a group to the disk to its return, with the hops between threads
     acknowledge    indexing a durable group and answering its adds, once for each group
 
@@ -74,7 +74,7 @@ class StorageMetrics:
 
 
 class DiskTimes:
-    """The time that the journal's system calls take. Counted by the journal's thread alone."""
+    """The time that the journal's system calls take. One thread at a time makes them, and counts."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         """`clock` returns the time in seconds, from any thread."""

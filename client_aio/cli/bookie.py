@@ -51,7 +51,6 @@ from client_aio.cli.options import (
     usage_error,
 )
 from client_aio.cli.output import Output
-from client_aio.cli.text import inspection_text
 from client_aio.config import MIB, AutoRecoveryConfig, tune_gc
 from metadata.access.bookies import (
     BookieRecord,
@@ -289,7 +288,7 @@ async def _recover(
     config: AutoRecoveryConfig | None,
     placement: Placement,
     name: str,
-    clients: dict[str, client_aio.Client],
+    clients: "dict[str, client_aio.Client]",
 ) -> None:
     """Run auto recovery beside a bookie, on the bookie's session, until cancelled.
 
@@ -567,6 +566,8 @@ async def inspect_(
         found = await inspector.run()
     age = await _age_of(disk, paths)
     document = {**asdict(found), "cookie": asdict(found.cookie), "age": age, "is_damaged": found.is_damaged}
+    from client_aio.cli.text import inspection_text  # it needs the client, which few bookies need
+
     invocation.output.document(document, text=inspection_text(found, age))
     return Exit.FAILURE if found.is_damaged else Exit.OK
 
