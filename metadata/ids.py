@@ -50,6 +50,8 @@ KEY_REPAIR_LOCKS = "autorecovery/locks"
 KEY_REPAIR_WORKERS = "autorecovery/workers"
 KEY_AUDITOR = "autorecovery/auditor"
 KEY_REPAIR_PAUSED = "autorecovery/paused"
+KEY_ELECTIONS = "elections"
+KEY_RESTORE = "restore"
 
 
 def check_bookie_id(bookie_id: str) -> str:

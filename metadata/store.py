@@ -25,8 +25,10 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Self
 
+from metadata.errors import KeyExistsError
+
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Sequence
     from types import TracebackType
 
 VALUE_BYTES_MAX = 512 * 1024
@@ -129,6 +131,24 @@ class MetadataStore(abc.ABC):
             KeyExistsError: the key exists, and this token did not create it.
             InvalidArgumentError: the key or the value is not legal.
         """
+
+    async def create_missing(self, records: Sequence[tuple[str, bytes]]) -> list[str]:
+        """Create the keys that do not exist; return the keys that do, which are left as they are.
+
+        A store that can do so makes all of them durable at once. After an error some of them may be there,
+        and the call may be repeated. A key that this call created may be among those returned, if the answer
+        of its creation was lost.
+
+        Raises:
+            InvalidArgumentError: a key or a value is not legal.
+        """
+        found = []
+        for key, value in records:
+            try:
+                await self.create(key, value)
+            except KeyExistsError:
+                found.append(key)
+        return found
 
     @abc.abstractmethod
     async def read(self, key: str) -> Versioned:

@@ -155,10 +155,12 @@ class Repair:
         on_progress: Callable[[RepairProgress], None],
         throttle: Callable[[int], Awaitable[None]] | None = None,
         preferred: str = "",
+        only: int | None = None,
     ) -> None:
         """Prepare.
 
         Args:
+            only: the first entry of the one fragment to repair; None for all.
             preferred: the bookie to copy to where it is in none of the seats, and can be had; "" for any.
             throttle: awaited with the bytes of each answer, before the next request. It bounds the bytes per
                 second that are read from the sources and from the target.
@@ -166,6 +168,7 @@ class Repair:
         self._context = context
         self._throttle = throttle
         self._preferred = preferred
+        self._only = only
         self._ledger_id = ledger_id
         self._lost = lost
         self._by = by
@@ -269,6 +272,8 @@ class Repair:
             async for span in found:
                 metadata = span.metadata
                 for part in complete_parts(span.fragments, span.last_entry):
+                    if self._only is not None and part.first_entry != self._only:
+                        continue
                     # A bookie that is repaired in its own place stays named.
                     if self._lost in part.bookies and part.first_entry not in self._fragments:
                         return metadata, part
@@ -297,6 +302,8 @@ class Repair:
             return  # No bookie owes these entries any more.
         if target != self._lost:
             if await self._is_leaving(target):
+                if self._by is not None:
+                    raise self._left(target)
                 self._unfit.add(target)
                 return
             if copier.lost:
@@ -305,12 +312,7 @@ class Repair:
                 return  # Another client changed the fragment: it needs another plan.
             if await self._is_leaving(target):
                 # The last look of who removes the bookie may have come before the compare-and-set.
-                raise LedgerRepairError(
-                    f"bookie {target} was ordered to leave the cluster while it got the entries of ledger "
-                    f"{self._ledger_id}: run the repair again, for {target}",
-                    ledger_id=self._ledger_id,
-                    bookie_id=target,
-                )
+                raise self._left(target)
         lost_before = copier.lost.entries
         try:
             await copier.verify()
@@ -363,6 +365,14 @@ class Repair:
         """Return whether the fragment has been trimmed, so that no bookie owes its entries."""
         metadata, _ = await self._context.ledgers.read(self._ledger_id, sync=True)
         return part.first_entry < metadata.first_entry
+
+    def _left(self, target: str) -> LedgerRepairError:
+        return LedgerRepairError(
+            f"bookie {target} was ordered to leave the cluster while it got entries of ledger "
+            f"{self._ledger_id}: run the repair again, also for {target}",
+            ledger_id=self._ledger_id,
+            bookie_id=target,
+        )
 
     async def _is_leaving(self, target: str) -> bool:
         """Return whether a bookie must not be named: an operator has it leave, or it has left."""

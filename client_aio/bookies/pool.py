@@ -15,12 +15,13 @@ import contextlib
 import logging
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from client_aio.bookies.connection import BookieConnection, connect
 from metadata.access.bookies import BookieRecord, Orders, available_bookies, registered_bookies
 from metadata.awake import Deadline
 from metadata.errors import (
+    BookieReadOnlyError,
     BookieUnavailableError,
     BookKeeperError,
     ClientClosedError,
@@ -35,7 +36,7 @@ from metadata.owned_task import OwnedTask
 from metadata.repeated_reports import RepeatedReports
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 
     from bookie_aio.wire.messages import Message
     from client_aio.config import ClientConfig
@@ -45,6 +46,8 @@ Answer = TypeVar("Answer", bound="Message")
 Result = TypeVar("Result")
 
 _REFRESH_RETRY_S = 0.5
+_RECORDS_AGE_S = 30.0
+"""Records of bookies that are older are read again before the next ensemble but one is chosen."""
 _REPORTS_LONGEST_S = 3600.0
 _REPORTS_MAX = 256
 GRACE_S = 0.1
@@ -92,6 +95,8 @@ class BookieDirectory:
         self.reports = RepeatedReports(self._loop, longest_s=_REPORTS_LONGEST_S, keys_max=_REPORTS_MAX)
         """Of the whole client: warnings that come again and again."""
         self._tasks: list[OwnedTask] = []
+        self._refreshing: asyncio.Task[None] | None = None
+        self._read_at = self._loop.time()
         self._reads = 0
         self._read_last = 0  # the newest read whose result is in use
         self.orders = Orders()
@@ -112,7 +117,10 @@ class BookieDirectory:
 
     async def close(self) -> None:
         """Stop following."""
-        self.reports.close()
+        if self._refreshing is not None:
+            self._refreshing.cancel()
+            await asyncio.gather(self._refreshing, return_exceptions=True)
+        self.reports.close(writes_counts=False)
         for task in self._tasks:
             task.cancel()
         for task in self._tasks:
@@ -148,9 +156,27 @@ class BookieDirectory:
         self._quarantine.note_failure(bookie_id, self._loop.time())
 
     def note_refusal(self, bookie_id: str, error: BookKeeperError) -> None:
-        """Put a bookie into quarantine, unless it answered that the ledger has been deleted."""
+        """Put a bookie into quarantine, unless it answered that the ledger has been deleted.
+
+        A bookie that answered that it is read-only counts as that until its record is read again.
+        """
         if not isinstance(error, NoSuchLedgerError):
             self.note_failure(bookie_id)
+        if isinstance(error, BookieReadOnlyError) and bookie_id in self._available:
+            self._available[bookie_id] = replace(self._available[bookie_id], is_writable=False)
+
+    def refresh_soon(self) -> None:
+        """Begin to read the registrations where they are old: free space changes without a word."""
+        is_old = self._loop.time() > self._read_at + _RECORDS_AGE_S
+        if self._tasks and is_old and (self._refreshing is None or self._refreshing.done()):
+            self._refreshing = self._loop.create_task(self._refresh_quietly(), name="refresh of bookies")
+
+    async def _refresh_quietly(self) -> None:
+        try:
+            await self.refresh()
+        except MetadataError as error:
+            self._read_at = self._loop.time()  # The next attempt comes as much later.
+            logger.info("the records of bookies stay as they are: %s", error)
 
     def addresses(self, bookie_id: str) -> list[str]:
         """Return the bookie's last known addresses; none if it was never registered."""
@@ -169,7 +195,7 @@ class BookieDirectory:
         orders = await Orders.read(self._store)
         if number < self._read_last:
             return  # A read that began later has ended earlier.
-        self._read_last = number
+        self._read_last, self._read_at = number, self._loop.time()
         self._last_known.update(available)
         self._available = {
             name: replace(record, is_writable=False) if name in orders.by_bookie else record
@@ -191,7 +217,7 @@ class BookieDirectory:
             self.reports.warn(logger, "registered bookies", what, error)
             return []
 
-    async def wait_for_change(self, timeout_s: float) -> None:
+    async def wait_for_change(self, timeout_s: float | None) -> None:
         """Wait until the registrations were read again, or the timeout has passed."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
@@ -265,8 +291,29 @@ class BookiePool:
             self._opening[name] for name in bookie_ids if name in self._suspects & self._opening.keys()
         ]
         if opening:
-            await asyncio.wait(opening, return_when=asyncio.FIRST_COMPLETED)
+            await self._unless_changed(asyncio.wait(opening, return_when=asyncio.FIRST_COMPLETED))
         return bool(opening)
+
+    async def get_all_unless_changed(
+        self, bookie_ids: Collection[str]
+    ) -> dict[str, BookieConnection | BookKeeperError] | None:
+        """Return a connection or an error for each bookie; None once the registrations have changed before.
+
+        A bookie that hangs takes the whole connect timeout, and another one may be back meanwhile.
+        """
+        return await self._unless_changed(self.get_all(bookie_ids))
+
+    async def _unless_changed(self, call: Coroutine[Any, Any, Result]) -> Result | None:
+        """Return the result of a call; None if the registrations change before, which cancels the call."""
+        calling = asyncio.ensure_future(call)
+        changing = asyncio.ensure_future(self.directory.wait_for_change(None))
+        try:
+            await asyncio.wait([calling, changing], return_when=asyncio.FIRST_COMPLETED)
+            return calling.result() if calling.done() else None
+        finally:
+            for task in (calling, changing):
+                task.cancel()
+            await asyncio.gather(calling, changing, return_exceptions=True)
 
     async def until_enough(
         self,

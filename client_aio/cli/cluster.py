@@ -497,7 +497,7 @@ async def repair(
     async with client_aio.connect(invocation.metadata_uri, placement=placement.policy) as client:
         repairing = ClusterRepair(client._context, bytes_per_s=int(rate * MIB), lost=lost or ())
         async with output.tracking("look at ledgers") as show:
-            found = await repairing.find(lambda done, total: show(done, total, "looked at"))
+            found = await repairing.find(lambda done, total: show(done, total, "ledgers"))
         rows = []
         if found.lacking and not dry_run:
             names = ", ".join(found.lost)
@@ -509,7 +509,9 @@ async def repair(
             ):
                 async for ledger, outcome in repaired:
                     rows.append({**ledger.row(), **outcome._asdict()})
-                    show(len(rows), len(found.lacking), f"{repairing.bytes_read / MIB:,.0f} MiB read")
+                    show(
+                        len(rows), len(found.lacking), f"ledgers, {repairing.bytes_read / MIB:,.0f} MiB read"
+                    )
                     if output.form is Format.JSONL:
                         output.document(rows[-1])
     failed = [row for row in rows if not row["is_done"]]

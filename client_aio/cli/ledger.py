@@ -539,7 +539,7 @@ async def verify(
         totals, began, bad = verification.totals, time.monotonic(), []
         async with output.tracking("verify") as show, aclosing(verification.run(chosen())) as found:
             async for one in found:
-                figures = f"{totals.intact:,} copies intact, {totals.missing + totals.damaged:,} not"
+                figures = f"ledgers, {totals.intact:,} copies intact, {totals.missing + totals.damaged:,} not"
                 show(totals.ledgers, total, f"{figures}, {totals.bytes_read / MIB:,.0f} MiB")
                 if one.condition:
                     bad.append(one)

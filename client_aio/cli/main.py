@@ -14,7 +14,7 @@ from client_aio.cli.options import Group, report
 from client_aio.cli.output import prepare_streams
 from metadata.text import escape
 
-_GROUPS = ("cluster", "bookie", "ledger", "log", "autorecovery", "spark", "bench")
+_GROUPS = ("cluster", "bookie", "ledger", "log", "autorecovery", "metadata", "spark", "bench")
 
 app = typer.Typer(
     cls=Group,

@@ -167,7 +167,7 @@ class Output:
     async def tracking(
         self, what: str, *, every_s: float = 10.0
     ) -> AsyncIterator[Callable[[int, int | None, str], None]]:
-        """Return a function that shows how far a long command is: what is done, of how much, and figures.
+        """Return a function that shows how far a long command is: what is done, of how much, and a text.
 
         On a terminal it moves a bar. Elsewhere a line is written to standard error every ten seconds, even
         while nothing moves.
@@ -176,7 +176,7 @@ class Output:
 
         def show(done: int, total: int | None, figures: str) -> None:
             nonlocal state
-            state = f"{done:,}{'' if total is None else f' of {total:,}'}, {figures}"
+            state = f"{done:,}{'' if total is None else f' of {total:,}'} {figures}"
             progress.update(task, completed=done, total=total, figures=figures)
 
         async def write_lines() -> None:

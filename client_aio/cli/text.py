@@ -3,7 +3,7 @@
 import base64
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from client_aio.admin.repair import RepairedFragment, RepairReport
 from client_aio.admin.replicas import Replica
@@ -14,10 +14,14 @@ from client_aio.core.audit import Ties
 from client_aio.core.repair_plan import EntryRun
 from client_aio.log.gaps import LogGap
 from client_aio.log.takeover import LogMetadata
+from metadata.access.repair_tasks import COPIES_MAX
 from metadata.errors import InvalidArgumentError
 from metadata.model.ledger import GivenUp, LedgerMetadata
 from metadata.model.log import LogRow
 from metadata.text import escape
+
+if TYPE_CHECKING:
+    from bookie_aio.storage.inspection import Inspection  # a bookie's storage, which few commands need
 
 _BAR_WIDTH = 32
 
@@ -381,6 +385,8 @@ def survey_text(found: ClusterSurvey) -> str:
             facts.insert(0, f"ordered to be {one.order}")
         if one.disk_free_bytes is not None:
             facts.append(f"{one.disk_free_bytes / 2**30:,.1f} GiB free")
+        if one.is_tight:
+            facts.append("disks nearly full")
         if one.ledgers_damaged:
             facts.append(f"data lost of {one.ledgers_damaged:,} ledgers")
         if one.gone_s is not None:
@@ -404,7 +410,8 @@ def recovery_text(state: AutoRecoveryState) -> str:
         f"{len(state.workers)} workers, {len(state.refs):,} tasks{waiting}{estimate}"
     ]
     for copies, count in state.by_copies.items():
-        lines.append(f"  {count:,} ledgers with {copies} good copies of some entries")
+        what = f"with {copies} good copies of some entries"
+        lines.append(f"  {count:,} ledgers {'to spread over racks' if copies == COPIES_MAX else what}")
     for ref, task in state.tasks:
         if task.attempts:
             lines.append(f"  ledger {ref.ledger_id}, {task.attempts} attempts: {escape(task.error)}")
@@ -489,4 +496,58 @@ def cluster_repair_text(rows: Sequence[Mapping[str, Any]], summary: Mapping[str,
         )
     if summary["unreadable"]:
         lines.append(f"the metadata of {summary['unreadable']:,} ledgers do not parse")
+    return "\n".join(lines)
+
+
+def inspection_text(found: "Inspection", age: Mapping[str, Any] | None) -> str:
+    """Return the text of `bookie inspect`: the bookie, its segments, its ledgers, and the damage."""
+    cookie = found.cookie
+    lines = [
+        f"bookie {cookie.bookie_id} of cluster {cookie.instance_id}, incarnation {cookie.incarnation}",
+        f"directories: {', '.join(map(escape, found.directories))}",
+    ]
+    if age is None:
+        lines.append("age: none that could be read")
+    else:
+        doubt = f", in doubt below ledger {age['in_doubt_below']:,}" if age["doubt"] else ""
+        lines.append(f"age {age['number']:,}, knows of ledger ids below {age['ids_known']:,}{doubt}")
+    live = sum(one.live_bytes for one in found.segments)
+    dead = sum(one.dead_bytes for one in found.segments)
+    lines.append(
+        f"checkpoint {found.checkpoint}, {len(found.segments):,} segments, {live:,} bytes live and {dead:,} "
+        f"dead, {found.spare_files:,} spare files, {found.reserve_bytes:,} bytes in reserve"
+    )
+    for segment in found.segments:
+        state = "sealed" if segment.is_sealed else "not sealed"
+        lines.append(
+            f"  segment {segment.segment_id:016x}: {state}, {segment.used_bytes:,} of {segment.file_bytes:,} "
+            f"bytes used, {segment.live_bytes:,} live, {segment.groups:,} groups, {segment.ledgers:,} ledgers"
+        )
+    if found.tail_records:
+        lines.append(
+            f"  the last group, of {found.tail_records:,} records, is written again at the next start"
+        )
+    for ledger in found.ledgers:
+        facts = [f"{ledger.entries:,} entries", f"{ledger.bytes:,} bytes"]
+        facts += [f"the last is {ledger.last_entry:,}"] if ledger.last_entry >= 0 else []
+        facts += [f"fenced with term {ledger.term:,}"] if ledger.term else []
+        facts += [f"trimmed below {ledger.first_kept:,}"] if ledger.first_kept else []
+        facts += ["marked: data of it was lost"] if ledger.is_marked else []
+        lines.append(f"ledger {ledger.ledger_id}: {', '.join(facts)}")
+    deleted = sum(last + 1 - first for first, last in found.deleted_ranges)
+    lines.append(f"deleted ids: {deleted:,} in {len(found.deleted_ranges):,} ranges")
+    if found.marks_of_all.get("all_damaged"):
+        upto = found.marks_of_all["all_damaged_up_to"]
+        lines.append(f"marked: data was lost of any ledger{'' if upto is None else f' up to {upto}'}")
+    for one in found.damage:
+        parts = [] if one.segment_id is None else [f"segment {one.segment_id:016x}"]
+        parts += [] if one.offset is None else [f"byte {one.offset:,}"]
+        parts += [] if one.ledger_id is None else [f"ledger {one.ledger_id}"]
+        if one.first_entry is not None and one.last_entry is not None:
+            parts.append(entries_text(one.first_entry, one.last_entry))
+        where = f"{', '.join(parts)}: " if parts else ""
+        note = "" if one.counts else " (nothing is lost by it)"
+        lines.append(f"damage: {where}{escape(one.text)}{note}")
+    if not found.damage:
+        lines.append("no damage found")
     return "\n".join(lines)

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from metadata.errors import MetadataCorruptError
     from metadata.model.ledger import LedgerMetadata
 
-HEALTHY, AT_RISK = 0, 2
+HEALTHY, FAILURE, AT_RISK = 0, 1, 2
 
 
 async def command(cli: Cli, code: int, *arguments: str) -> Any:
-    """Run `ledger verify`, expect its exit code, and return its JSON."""
-    process = cli.start("ledger", "verify", "-o", "json", *arguments)
+    """Run a command, expect its exit code, and return its JSON."""
+    process = cli.start(*arguments, "-o", "json")
     out, error = await asyncio.to_thread(process.communicate, b"", TIMEOUT_S)
     assert process.returncode == code, (process.returncode, out, error)
     return json.loads(out)
@@ -60,13 +60,16 @@ async def test_damage_and_loss_are_told_apart_and_counted_by_their_copies(tmp_pa
         ids = [await written(client, text) for text in ("first", "second")]
         async with client.create_ledger() as writer:
             await writer.add_entry(b"of an open ledger")
-            good = await command(cli, HEALTHY)
+            good = await command(cli, HEALTHY, "ledger", "verify")
         assert (good["condition"], good["ledgers"], good["intact"], good["missing"]) == ("healthy", 3, 12, 0)
         assert (good["ends_left_out"], good["bad_ledgers"]) == (1, [])
         assert good["bytes_read"] > 0
 
         await cluster["b1"].end()
         flip(tmp_path / "b1", b"second ledger, entry 1")
+        seen = await command(cli, FAILURE, "bookie", "inspect", str(tmp_path / "b1"))
+        assert (seen["cookie"]["bookie_id"], seen["is_damaged"]) == ("b1", True)
+        assert [one["ledger_id"] for one in seen["damage"]] == [ids[1]]
         await cluster["b1"].start()
         first, second, third = await verified(client)
         assert (first.condition, second.condition, third.condition) == (
@@ -78,7 +81,7 @@ async def test_damage_and_loss_are_told_apart_and_counted_by_their_copies(tmp_pa
         assert (replica.bookie_id, replica.status, replica.first_bad_entry) == ("b1", "damaged", 1)
 
         await cluster["b2"].kill()
-        found = await command(cli, AT_RISK)
+        found = await command(cli, AT_RISK, "ledger", "verify")
         by_id = {one["ledger_id"]: one for one in found["bad_ledgers"]}
         assert [by_id[one]["good_copies"] for one in ids] == [2, 1]
         assert found["by_condition"] == {"degraded": 2, "at risk": 1}

@@ -620,3 +620,16 @@ async def test_a_store_is_an_async_context_manager(backend: Backend) -> None:
         await store.create("a", json.dumps({"x": 1}).encode())
     with pytest.raises(ClientClosedError):
         await store.read("a")
+
+
+async def test_the_keys_that_are_missing_are_created_and_the_others_left_alone(backend: Backend) -> None:
+    store, other = await backend.open(), await backend.open()
+    version = await store.create("a/b", b"1")
+    records = [("a", b"2"), ("a/b", b"3"), ("c/d/e", b"4")]
+    assert await other.create_missing(records) == ["a/b"]
+    await store.sync("")
+    assert await store.read("a/b") == (b"1", version)
+    assert [(await store.read(key)).value for key in ("a", "c/d/e")] == [b"2", b"4"]
+    assert await store.create_missing(records) == ["a", "a/b", "c/d/e"]
+    with pytest.raises(InvalidArgumentError):
+        await store.create_missing([("f", b"5"), ("/", b"6")])

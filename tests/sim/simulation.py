@@ -142,6 +142,8 @@ class Simulation:
         self.upkeep = Upkeep(self)
         self.script: Callable[[Simulation], Coroutine[Any, Any, None]] | None = None
         self.wiped: set[str] = set()
+        self.left: set[str] = set()
+        """Bookies that left the cluster in order: their cookies were removed."""
         self.served: set[str] = set()
         """Bookies that have come to serve once: they are formatted."""
         self.is_store_set_back = False
@@ -293,6 +295,9 @@ class Simulation:
             self.history.require(
                 name not in self.wiped, "WipedBookiesDoNotServe", lambda: f"{name} serves from an empty disk"
             )
+            self.history.require(
+                name not in self.left, "WhoLeftDoesNotServe", lambda: f"{name} serves without a cookie"
+            )
             age = bookie.age
             # A damaged file of the age counts as one that is missing; the dishonest disk alone damages files.
             may_doubt = identity_of(name) == self.dishonest or self.is_store_set_back
@@ -302,7 +307,8 @@ class Simulation:
             )
             error = await bookie.stopped
             self.history.note(name, "stopped:", repr(error))
-            self._check_reason(name, error)
+            if not isinstance(error, CookieMismatchError):  # It was told to stop: see `self.left`.
+                self._check_reason(name, error)
             await bookie.close()
         except (BookKeeperError, OSError) as error:
             self.history.note(name, "did not start:", repr(error))
@@ -323,9 +329,9 @@ class Simulation:
 
     def _ended(self, name: str, process: Process) -> None:
         if process.is_alive:
-            self.stats["bookie_restarted_itself"] += name not in self.wiped
+            self.stats["bookie_restarted_itself"] += name not in self.wiped | self.left
             self._kill(process, has_power=True)
-            if name in self.wiped:
+            if name in self.wiped | self.left:
                 rest = _WIPED_RESTART_DELAY_S
             else:
                 rest = RESTART_DELAY_S if self.is_healed else self._rests.get(name, RESTART_DELAY_S)

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from bookie_aio.storage.disk.disk import Disk
     from bookie_aio.storage.health import StorageHealth
     from bookie_aio.storage.journal import AddWatch, Done
+    from bookie_aio.storage.ledgers.checkpoint import LedgerState
     from bookie_aio.storage.ledgers.checkpointer import Checkpointer
     from bookie_aio.storage.ledgers.ledger_states import LedgerStates
     from bookie_aio.storage.read.lookup import Lookup
@@ -81,6 +82,21 @@ class CompactionConfig:
     quarter of that."""
     pause_s: float = 2.0
     """How long compaction waits after a deletion, for further deletions."""
+
+
+def counting_bytes(state: LedgerState | None, segment_id: int, lowest: int, highest: int, size: int) -> int:
+    """Return how many of a ledger's bytes in a segment count; of a ledger that was trimmed about so many.
+
+    Args:
+        state: of the ledger; None for one that was deleted.
+        lowest: the lowest of its entries in the segment; `highest` is the highest one.
+        size: the bytes of its records there.
+    """
+    if state is None or state.since > segment_id or highest < state.first:
+        return 0
+    if lowest < state.first:
+        return size * (highest + 1 - state.first) // (highest + 1 - lowest) or 1
+    return size
 
 
 class CopySink(Protocol):
@@ -287,11 +303,7 @@ class Compactor:
         async for page in segment.sealed.shares():
             for ledger_id, lowest, highest, size in page:
                 state = self._ledgers.states.get(ledger_id)
-                if state is None or state.since > segment.segment_id or highest < state.first:
-                    continue
-                if lowest < state.first:
-                    size = size * (highest + 1 - state.first) // (highest + 1 - lowest) or 1
-                live += size
+                live += counting_bytes(state, segment.segment_id, lowest, highest, size)
             pages += 1
             if pages % _PAGES_AT_ONCE == 0:
                 await self._background.pause(0)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -25,16 +26,18 @@ from metadata.errors import CorruptRecordError, DiskFailedError, DiskFullError
 from metadata.ids import ENTRY_ID_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 
     from bookie_aio.storage.health import StorageHealth
     from bookie_aio.storage.ledgers.ledger_states import LedgerStates
     from bookie_aio.storage.read.lookup import Lookup
-    from bookie_aio.storage.segment.segment import Segment
+    from bookie_aio.storage.segment.index import Run
+    from bookie_aio.storage.segment.segment import SealedIndex, Segment
     from bookie_aio.storage.segment.segment_set import SegmentSet
 
 _STEP_BYTES = 256 * 1024
-_RUNS_MAX = 1 << 40
+RUNS_MAX = 1 << 40
+"""More than any ledger has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,27 +147,18 @@ class Scrubber:
 
     async def _check_blocks(self, segment: Segment, gaps: list[Gap]) -> None:
         """Check the blocks in gaps one by one; the gaps come by offset."""
-        sealed, starts = segment.sealed, [gap.start for gap in gaps]
-        if sealed is None:
+        if segment.sealed is None:
             return
-        for row in await sealed.ledgers():
-            where = (row.run_start, row.run_count, row.widest)
-            runs = await sealed.overlapping(*where, 0, ENTRY_ID_MAX, _RUNS_MAX)
-            if segment.sealed is not sealed:
-                return  # the index was rebuilt meanwhile, which has read the whole segment
-            for run in runs:
-                at = bisect_right(starts, run.offset) - 1
-                if at < 0 or run.offset >= gaps[at].end:
-                    continue
+        async with aclosing(blocks_in_gaps(segment, segment.sealed, gaps)) as blocks:
+            async for ledger_id, run in blocks:
                 try:
                     found = StoredCopy(run.content_term, segment.segment_id, run.offset, run, segment)
-                    await read_block(found, row.ledger_id)
+                    await read_block(found, ledger_id)
                 except DamagedBlockError:
-                    await self._lose(segment, row.ledger_id, run.last)
+                    await self._lose(segment, ledger_id, run.last)
                 except UnreadBlockError:
                     self.unread += 1
                 await self._keep_pace(segment, run.head_bytes + run.payload_bytes)
-            await asyncio.sleep(0)
 
     async def _lose(self, segment: Segment, ledger_id: int, last: int) -> None:
         """Mark a ledger with a damaged block that ends at the entry `last`, if the block still counts."""
@@ -187,3 +181,29 @@ class Scrubber:
             await asyncio.sleep(0)
         if segment.is_gone:
             raise SegmentGoneError(f"segment {segment.segment_id} was given up")
+
+
+async def blocks_in_gaps(
+    segment: Segment, sealed: SealedIndex, gaps: Sequence[Gap]
+) -> AsyncGenerator[tuple[int, Run], None]:
+    """Yield the ledgers and runs of the blocks that begin in a gap, as the segment's index lists them.
+
+    Ends early if the index is rebuilt meanwhile: then the whole segment has been read.
+
+    Args:
+        gaps: ascending.
+
+    Raises:
+        CorruptRecordError: the index is damaged.
+    """
+    starts = [gap.start for gap in gaps]
+    for row in await sealed.ledgers():
+        where = (row.run_start, row.run_count, row.widest)
+        runs = await sealed.overlapping(*where, 0, ENTRY_ID_MAX, RUNS_MAX)
+        if segment.sealed is not sealed:
+            return
+        for run in runs:
+            at = bisect_right(starts, run.offset) - 1
+            if at >= 0 and run.offset < gaps[at].end:
+                yield row.ledger_id, run
+        await asyncio.sleep(0)

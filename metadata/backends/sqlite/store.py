@@ -48,7 +48,7 @@ from metadata.owned_task import OwnedTask
 from metadata.store import MetadataStore, Registration, Version, Versioned
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Generator
+    from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 
     from metadata.backends.sqlite.tables import Signature
 
@@ -201,6 +201,11 @@ class SqliteMetadataStore(MetadataStore):
         given, token = token is not None, token_of(token)
         return await self._write(lambda: self._tables.create(key, value, token, given))
 
+    async def create_missing(self, records: Sequence[tuple[str, bytes]]) -> list[str]:
+        checked = [(check_key(key), check_value(value)) for key, value in records]
+        token = token_of(None)
+        return await self._write(lambda: self._tables.create_missing(checked, token))
+
     async def read(self, key: str) -> Versioned:
         check_key(key)
         return await self._submit(lambda: self._tables.read(key))
@@ -352,31 +357,26 @@ class SqliteMetadataStore(MetadataStore):
             ClientClosedError: the store is closed.
             MetadataUnavailableError: the write lock stayed taken for `operation_timeout_s`.
         """
-        with Deadline(self._operation_timeout_s) as deadline:
-            return await self._retry_until(deadline, worker, call)
-
-    async def _retry_until(
-        self, deadline: Deadline, worker: ThreadPoolExecutor, call: Callable[[], Result]
-    ) -> Result:
         self._check_open()
         loop = asyncio.get_running_loop()
-        while True:
-            try:
-                called = loop.run_in_executor(worker, _through_gate, call)
-            except RuntimeError as error:
-                if "shutdown" not in str(error):
-                    raise
-                # The interpreter is exiting, and has ended all workers before the store was closed.
-                raise ClientClosedError("the metadata store is closed: the interpreter ends") from error
-            try:
-                return await called
-            except BusyError as error:
-                self._check_open()
-                if deadline.is_over:
-                    raise MetadataUnavailableError(
-                        f"the metadata database {self._path} stayed locked by another process for "
-                        f"{self._operation_timeout_s:g} s"
-                    ) from error
+        with Deadline(self._operation_timeout_s) as deadline:
+            while True:
+                try:
+                    called = loop.run_in_executor(worker, _through_gate, call)
+                except RuntimeError as error:
+                    if "shutdown" not in str(error):
+                        raise
+                    # The interpreter is exiting, and has ended all workers before the store was closed.
+                    raise ClientClosedError("the metadata store is closed: the interpreter ends") from error
+                try:
+                    return await called
+                except BusyError as error:
+                    self._check_open()
+                    if deadline.is_over:
+                        raise MetadataUnavailableError(
+                            f"the metadata database {self._path} stayed locked by another process for "
+                            f"{self._operation_timeout_s:g} s"
+                        ) from error
 
     async def _write(self, call: Callable[[], Result]) -> Result:
         result = await self._submit(call)

@@ -18,7 +18,7 @@ import json
 import os
 import sqlite3
 import threading
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote
 
@@ -119,7 +119,7 @@ class Tables:
         self._path = path
         self._own_commits = 0
         self._seen: tuple[int, int, tuple[str, ...]] | None = None
-        with self._translated(), ExitStack() as undo:
+        with translated(self._path), ExitStack() as undo:
             self._database = connect(path, create=create)
             undo.callback(self._database.close)
             # Before WAL mode is set: a file of another program must stay unchanged, its journal mode too.
@@ -144,9 +144,21 @@ class Tables:
                 return write_outcome.settle_create(key, row.version, token, maybe_sent=maybe_sent)
             return self._put(key, value, (token,), None)
 
+    def create_missing(self, records: Sequence[tuple[str, bytes]], token: str) -> list[str]:
+        """Create keys in one transaction; see `MetadataStore.create_missing`."""
+        found = []
+        with self._writing():
+            for key, value in records:
+                row = self._find(key)
+                if row is None or row.value is None:
+                    self._put(key, value, (token,), None)
+                else:
+                    found.append(key)
+        return found
+
     def read(self, key: str) -> Versioned:
         """Read a key; see `MetadataStore.read`."""
-        with self._translated():
+        with translated(self._path):
             row = self._find(key)
         if row is None or row.value is None:
             raise _missing(key)
@@ -174,7 +186,7 @@ class Tables:
 
     def children(self, key: str) -> list[str]:
         """List the children's names; see `MetadataStore.children`."""
-        with self._translated():
+        with translated(self._path):
             rows = self._database.execute("SELECT name FROM node WHERE parent = ? ORDER BY name", (key,))
             return sorted(name for (name,) in rows)
 
@@ -191,7 +203,7 @@ class Tables:
     def ids_drawn(self, name: str, least: int) -> int:
         """Return the lowest id that was not drawn; see `MetadataStore.ids_drawn`."""
         if not least:
-            with self._translated():
+            with translated(self._path):
                 found = self._database.execute("SELECT next_id FROM counter WHERE name = ?", (name,))
                 return next((int(next_id) for (next_id,) in found), 0)
         with self._writing():
@@ -204,7 +216,7 @@ class Tables:
 
     def age_s(self, key: str) -> float:
         """Return a key's age; see `MetadataStore.age_s`."""
-        with self._translated():
+        with translated(self._path):
             self._find_value(key)
             ((made_ns,),) = self._database.execute("SELECT made_ns FROM node WHERE path = ?", (key,))
             return max(0.0, (_now_ns(self._path) - int(made_ns)) / 1e9)
@@ -213,12 +225,12 @@ class Tables:
 
     def signature(self, key: str) -> Signature:
         """Return a value that differs whenever the key's value or its children have changed."""
-        with self._translated():
+        with translated(self._path):
             return self._signature(key)
 
     def changed_signatures(self, keys: tuple[str, ...]) -> dict[str, Signature] | None:
         """Return the keys' signatures; None where nothing has changed since the last call with these keys."""
-        with self._translated():
+        with translated(self._path):
             ((data_version,),) = self._database.execute("PRAGMA data_version").fetchall()
             seen = (data_version, self._own_commits, keys)
             if seen == self._seen:
@@ -231,7 +243,7 @@ class Tables:
 
     def owners(self) -> list[str]:
         """List the sessions that have ephemeral keys."""
-        with self._translated():
+        with translated(self._path):
             rows = self._database.execute("SELECT DISTINCT session FROM node WHERE session IS NOT NULL")
             return sorted(session for (session,) in rows)
 
@@ -366,7 +378,7 @@ class Tables:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        with self._translated():
+        with translated(self._path):
             self._database.execute("BEGIN IMMEDIATE")
             try:
                 yield
@@ -377,9 +389,6 @@ class Tables:
                     self._database.execute("ROLLBACK")
                 raise
             self._own_commits += 1
-
-    def _translated(self) -> AbstractContextManager[None]:
-        return translated(self._path)
 
 
 @contextmanager

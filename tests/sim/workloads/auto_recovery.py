@@ -1,11 +1,13 @@
-"""Processes that run auto recovery: a candidate for the auditor and a worker each."""
+"""Processes that run auto recovery: a candidate for the auditor and a worker each; and drains of a bookie."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING
 
+from client_aio.autorecovery.drain import Drain
 from client_aio.autorecovery.service import AutoRecovery
+from metadata.errors import BookKeeperError
 from tests.sim.checkers.auto_recovery import QUICK
 from tests.sim.checkers.unbounded_lifecycle import Lives
 from tests.sim.workloads.ledger import role
@@ -29,6 +31,32 @@ async def auto_recoverer(simulation: Simulation, actor: Actor, client: Client) -
             await asyncio.sleep(lives or 1000.0)
             assert recovery.worker is not None
             simulation.history.note(actor.name, "auto recovery ends in order:", repr(recovery.worker.record))
+
+
+@role
+async def drainer(simulation: Simulation, actor: Actor, client: Client) -> None:
+    """Have a bookie leave, and go on until it has; some begin while another one is at it, or was killed."""
+    settings = actor.settings
+    if settings.get("of_unbounded"):
+        _announce(simulation)
+    while not simulation.is_healed:
+        drain = Drain(
+            client._context,
+            settings["bookie"],
+            successor=settings["successor"],
+            recover_after_s=settings["recover_after_s"],
+            settle_s=0.5,
+            stall_s=4.0,
+            config=QUICK,
+        )
+        try:
+            report = await drain.run()
+        except BookKeeperError as error:
+            simulation.history.note(actor.name, "the drain ended:", repr(error))
+            await asyncio.sleep(0.3)
+        else:
+            simulation.history.note(actor.name, "the drain is done:", repr(report))
+            return
 
 
 def _announce(simulation: Simulation) -> None:

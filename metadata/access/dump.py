@@ -1,0 +1,573 @@
+"""A cluster's metadata as a file of JSON lines, and back into any store: `metadata dump` and `restore`.
+
+    {"format": 1, "dump": "bookie-aio metadata", "instance_id": "…", "created_ms": 1760000000000}
+    {"key": "ledgers/000/0000/0000/0000/0007", "value": "{\\"format\\": …}"}
+    …
+    {"end": true, "keys": 1234, "ledgers": 1000, "ids": {"ledger": 4096}, "sha256": "…"}
+
+A value is the stored text, to the byte. The last line has the sums, the checksum of all bytes before it, and
+the id counter. So a dump that was cut off, or changed anywhere, is refused. No value refers to the version of
+another one, so no version is in a dump. Ephemeral keys are not: they end with their processes.
+
+The dump of a running cluster. Each list with pages is consistent in itself: the pages are written first, and
+then the head that has not changed meanwhile. Logs come before ledgers. So a ledger that a log of the dump
+lists is missing only if the log was truncated meanwhile. The counter is read last: it is above all ids.
+
+Restoring is all or nothing for a reader. The file is checked from the first line to the last before anything
+is written. The record `cluster` is written last, and a store without it is refused by everybody. The key
+`restore` says which dump is being restored. A restore that was interrupted goes on where it was, if it is
+run again with the same dump; with another dump it is refused.
+
+The ids. The restored counter is at least the counter of the dump, above every ledger of the dump, and at
+least the id floor. It never falls. A dump may be older than the bookies' directories. The bookies find that
+at their start, by their ages and by the ids that they know of. Before they serve, they raise the counter far
+above all ids that may have been given out. They drop nothing that the dump lacks (rule 15).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import itertools
+import json
+from collections import deque
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from metadata.access.bookies import ClusterRecord, find_cluster
+from metadata.access.ledgers import LEDGER_SEQUENCE, LedgerStore
+from metadata.access.logs import KEY_LOG_PAGES, KEY_LOGS
+from metadata.errors import (
+    InvalidArgumentError,
+    InvalidTransitionError,
+    MetadataCorruptError,
+    NoSuchKeyError,
+)
+from metadata.ids import (
+    KEY_AVAILABLE,
+    KEY_CLUSTER,
+    KEY_ELECTIONS,
+    KEY_FRAGMENTS,
+    KEY_ID_FLOOR,
+    KEY_LEDGERS,
+    KEY_REPAIR_LOCKS,
+    KEY_REPAIR_WORKERS,
+    KEY_RESTORE,
+    LEDGER_ID_MAX,
+    MALFORMED,
+    fragments_key,
+    integer,
+    ledger_id_of,
+    ledger_key,
+)
+from metadata.keys import TOP_RESERVED, check_key, check_value
+from metadata.model.ledger import LedgerMetadata
+from metadata.model.record import Record
+from metadata.owned_task import for_each
+from metadata.store import VALUE_BYTES_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterator
+
+    from metadata.store import MetadataStore, Versioned
+
+DUMP_FORMAT = 1
+DUMP_KIND = "bookie-aio metadata"
+LINE_BYTES_MAX = 6 * VALUE_BYTES_MAX + 8192
+"""JSON takes up to six bytes for one of a value."""
+
+_EPHEMERAL = (KEY_AVAILABLE, KEY_REPAIR_LOCKS, KEY_REPAIR_WORKERS, KEY_ELECTIONS)
+_TOP = frozenset(
+    {
+        KEY_CLUSTER, KEY_LEDGERS, KEY_ID_FLOOR, KEY_FRAGMENTS, KEY_LOGS, KEY_LOG_PAGES,
+        "unbounded", "bookies", "set_backs", "autorecovery",
+    }
+)  # fmt: skip
+"""The first segments of all keys that a dump may hold."""
+_LISTS = (KEY_LEDGERS, KEY_FRAGMENTS, KEY_LOGS, KEY_LOG_PAGES)
+_READS_AT_ONCE = 32
+_BATCH_KEYS = 64
+_BATCHES_AT_ONCE = 16
+_CLEARING, _WRITING = "clearing", "writing"
+
+
+def is_kept(key: str) -> bool:
+    """Return whether a key belongs into a dump."""
+    is_ephemeral = any(key == one or key.startswith(f"{one}/") for one in _EPHEMERAL)
+    return key.partition("/")[0] in _TOP and not is_ephemeral
+
+
+async def _keys_below(store: MetadataStore, key: str) -> AsyncGenerator[str, None]:
+    """Yield the keys below a key, with or without values; children before their parents."""
+    for name in await store.children(key):
+        child = f"{key}/{name}"
+        async with aclosing(_keys_below(store, child)) as below:
+            async for each in below:
+                yield each
+        yield child
+
+
+async def _read_ahead(
+    store: MetadataStore, keys: AsyncIterator[str]
+) -> AsyncGenerator[tuple[str, Versioned], None]:
+    """Yield keys that have values, with these, in their order; a few reads are under way at once."""
+    ahead: deque[tuple[str, asyncio.Task[Versioned | None]]] = deque()
+
+    async def read(key: str) -> Versioned | None:
+        try:
+            return await store.read(key)
+        except NoSuchKeyError:
+            return None  # It has only children, or was deleted.
+
+    try:
+        async for key in keys:
+            ahead.append((key, asyncio.create_task(read(key))))
+            if len(ahead) >= _READS_AT_ONCE:
+                done, task = ahead.popleft()
+                if (found := await task) is not None:
+                    yield done, found
+        while ahead:
+            done, task = ahead.popleft()
+            if (found := await task) is not None:
+                yield done, found
+    finally:
+        for _, task in ahead:
+            task.cancel()
+        await asyncio.gather(*(task for _, task in ahead), return_exceptions=True)
+
+
+async def _with_pages(
+    store: MetadataStore, key: str, head: Versioned, pages_key: str
+) -> AsyncGenerator[tuple[str, bytes], None]:
+    """Yield the pages of a list, and then its head as it was while all of them were there.
+
+    A page that a head refers to is deleted only after the head has changed. So the pages that were listed
+    and read between two equal reads of a head are all that it refers to. Pages never change.
+    """
+    written: set[str] = set()
+    while True:
+        for name in await store.children(pages_key):
+            if name not in written:
+                with suppress(NoSuchKeyError):
+                    yield f"{pages_key}/{name}", (await store.read(f"{pages_key}/{name}")).value
+                    written.add(name)
+        try:
+            present = await store.read(key)
+        except NoSuchKeyError:
+            return  # It was deleted. Pages without a head are swept.
+        if present.version == head.version:
+            yield key, head.value
+            return
+        head = present
+
+
+def _is_unbounded(value: bytes) -> bool:
+    """Return whether a ledger's metadata may have pages. Damaged metadata are dumped as they are."""
+    try:
+        return LedgerMetadata.from_json(value).is_unbounded
+    except MetadataCorruptError:
+        return False
+
+
+async def foreign_names(store: MetadataStore) -> list[str]:
+    """Return the first segments of the keys in a store that are none of a cluster's. No dump has them."""
+    known = {*_TOP, *TOP_RESERVED, KEY_ELECTIONS, KEY_RESTORE}
+    return [name for name in await store.children("") if name not in known]
+
+
+async def _kept_keys(store: MetadataStore, leave_out: Collection[str] = ()) -> AsyncGenerator[str, None]:
+    """Yield the keys that belong into a dump, with or without values; children before their parents.
+
+    Args:
+        leave_out: first segments.
+    """
+    for top in sorted(_TOP.intersection(await store.children("")).difference(leave_out)):
+        async with aclosing(_keys_below(store, top)) as below:
+            async for key in below:
+                if is_kept(key):
+                    yield key
+        yield top
+
+
+async def _records(store: MetadataStore) -> AsyncGenerator[tuple[str, bytes], None]:
+    """Yield all keys that belong into a dump, with their values; a list's pages come before its head."""
+    await store.sync("")
+
+    async def logs() -> AsyncGenerator[str, None]:
+        for name in await store.names(KEY_LOGS):
+            yield f"{KEY_LOGS}/{name}"
+
+    async with aclosing(_read_ahead(store, logs())) as heads:
+        async for key, head in heads:
+            pages_key = f"{KEY_LOG_PAGES}/{key.removeprefix(f'{KEY_LOGS}/')}"
+            async for record in _with_pages(store, key, head, pages_key):
+                yield record
+
+    async def ledgers() -> AsyncGenerator[str, None]:
+        async with aclosing(LedgerStore(store).ledger_ids()) as ledger_ids:
+            async for ledger_id in ledger_ids:
+                yield ledger_key(ledger_id)
+
+    async with aclosing(_read_ahead(store, ledgers())) as heads:
+        async for key, head in heads:
+            if not _is_unbounded(head.value):
+                yield key, head.value
+                continue
+            async for record in _with_pages(store, key, head, fragments_key(ledger_id_of(key))):
+                yield record
+
+    async with aclosing(_read_ahead(store, _kept_keys(store, _LISTS))) as found:
+        async for key, versioned in found:
+            yield key, versioned.value
+
+
+async def dump(store: MetadataStore, *, now_ms: int) -> AsyncGenerator[bytes, None]:
+    """Yield the lines of a dump, each with its newline. Memory holds some values, and the pages of one list.
+
+    Raises:
+        NoSuchClusterError: the store holds no cluster.
+        MetadataUnavailableError: the store does not answer. The dump has no last line then, and is refused.
+    """
+    digest, keys, ledgers = hashlib.sha256(), 0, 0
+    cluster = await find_cluster(store)
+    head = {
+        "format": DUMP_FORMAT,
+        "dump": DUMP_KIND,
+        "instance_id": cluster.instance_id,
+        "created_ms": now_ms,
+    }
+
+    def line(document: dict[str, Any]) -> bytes:
+        text = json.dumps(document, separators=(",", ":")).encode() + b"\n"
+        digest.update(text)
+        return text
+
+    yield line(head)
+    async with aclosing(_records(store)) as records:
+        async for key, value in records:
+            keys += 1
+            ledgers += key.startswith(f"{KEY_LEDGERS}/")
+            yield line({"key": key, "value": value.decode()})
+    ids = {LEDGER_SEQUENCE: await store.ids_drawn(LEDGER_SEQUENCE)}
+    sums = {"end": True, "keys": keys, "ledgers": ledgers, "ids": ids}
+    yield line({**sums, "sha256": digest.hexdigest()})
+
+
+class DumpSummary(NamedTuple):
+    """A dump that was read to its end, and found whole."""
+
+    instance_id: str
+    created_ms: int
+    keys: int
+    ledgers: int
+    counter: int
+    """The lowest ledger id to be given out after a restore."""
+    sha256: str
+
+
+def read_dump(lines: Iterator[bytes]) -> Iterator[tuple[str, bytes] | DumpSummary]:
+    """Yield the records of a dump, and at its end the summary. Memory holds one line.
+
+    Args:
+        lines: as in the file, each with its newline.
+
+    Raises:
+        MetadataCorruptError: it is damaged or cut off; the message has the number of the line.
+        InvalidArgumentError: it is no dump, or of a version that is not known here.
+    """
+    digest, number, keys, ledgers, counter = hashlib.sha256(), 0, 0, 0, 0
+    header: dict[str, Any] = {}
+    instance_ids: list[str] = []
+    for number, text in enumerate(lines, 1):
+        document = _parse(number, text)
+        if number == 1:
+            header = _check_header(document)
+        elif document.get("end") is True:
+            _check_end(number, document, keys, ledgers, digest.hexdigest())
+            if next(lines, b""):
+                raise MetadataCorruptError(f"line {number + 1} of the dump lies behind its last line")
+            if instance_ids != [header["instance_id"]]:
+                raise MetadataCorruptError(
+                    f"the dump has the cluster's own record {len(instance_ids)} times, or another cluster's"
+                )
+            counter = max(counter, document["ids"][LEDGER_SEQUENCE])
+            yield DumpSummary(
+                header["instance_id"], header["created_ms"], keys, ledgers, counter, document["sha256"]
+            )
+            return
+        else:
+            key, value = _check_record(number, document)
+            keys += 1
+            ledgers += key.startswith(f"{KEY_LEDGERS}/")
+            counter = max(counter, _least_id(number, key, value))
+            if key == KEY_CLUSTER:
+                instance_ids.append(json.loads(value).get("instance_id"))
+            yield key, value
+        digest.update(text)
+    raise MetadataCorruptError(
+        f"the dump ends at line {number} without its last line: it was cut off, so nothing of it is used"
+    )
+
+
+def _parse(number: int, text: bytes) -> dict[str, Any]:
+    if len(text) > LINE_BYTES_MAX:
+        raise MetadataCorruptError(f"line {number} of the dump is longer than {LINE_BYTES_MAX:,} bytes")
+    if not text.endswith(b"\n"):
+        raise MetadataCorruptError(
+            f"line {number} of the dump has no end: it was cut off, so nothing of it is used"
+        )
+    try:
+        document = json.loads(text)
+        if not isinstance(document, dict):
+            raise ValueError("it is no JSON object")
+    except (ValueError, RecursionError) as error:
+        raise MetadataCorruptError(f"line {number} of the dump is damaged: {error}") from error
+    return document
+
+
+def _check_header(header: dict[str, Any]) -> dict[str, Any]:
+    if header.get("dump") != DUMP_KIND:
+        raise InvalidArgumentError(f'line 1 is not that of a dump: it has no "dump": "{DUMP_KIND}"')
+    if header.get("format") != DUMP_FORMAT:
+        raise InvalidArgumentError(
+            f"line 1: the dump has format {header.get('format')!r}, and this release reads {DUMP_FORMAT}"
+        )
+    try:
+        if not isinstance(header["instance_id"], str):
+            raise ValueError("instance_id is no text")
+        integer(header["created_ms"], 0, 2**63 - 1)
+    except MALFORMED as error:
+        raise MetadataCorruptError(f"line 1 of the dump is damaged: {error!r}") from error
+    return header
+
+
+def _check_end(number: int, document: dict[str, Any], keys: int, ledgers: int, sha256: str) -> None:
+    try:
+        integer(document["ids"][LEDGER_SEQUENCE], 0, LEDGER_ID_MAX)
+        found = (document["keys"], document["ledgers"], document["sha256"])
+    except MALFORMED as error:
+        raise MetadataCorruptError(f"line {number}, the last of the dump, is damaged: {error!r}") from error
+    if found[:2] != (keys, ledgers):
+        raise MetadataCorruptError(
+            f"the dump has {keys} keys and {ledgers} ledgers, and its last line, {number}, says {found[0]} "
+            f"and {found[1]}: lines are missing"
+        )
+    if found[2] != sha256:
+        raise MetadataCorruptError(
+            f"the checksum in line {number}, the last of the dump, does not match: it was changed, or damaged"
+        )
+
+
+def _check_record(number: int, document: dict[str, Any]) -> tuple[str, bytes]:
+    if document.keys() != {"key", "value"} or not isinstance(document["value"], str):
+        raise MetadataCorruptError(f"line {number} of the dump is neither a key with its value nor the end")
+    try:
+        key, value = check_key(document["key"]), check_value(document["value"].encode())
+    except (InvalidArgumentError, *MALFORMED) as error:
+        raise MetadataCorruptError(f"line {number} of the dump: {error}") from error
+    if not is_kept(key):
+        raise MetadataCorruptError(f"line {number} of the dump: the key {key!r} is none of a cluster's")
+    return key, value
+
+
+def _least_id(number: int, key: str, value: bytes) -> int:
+    """Return the lowest id that may be given out beside this record."""
+    try:
+        if key.startswith((f"{KEY_LEDGERS}/", f"{KEY_FRAGMENTS}/")):
+            path = key if key.startswith(KEY_LEDGERS) else key.rpartition("/")[0]
+            return ledger_id_of(path) + 1
+        return integer(json.loads(value)["floor"], 0, LEDGER_ID_MAX) if key == KEY_ID_FLOOR else 0
+    except (MetadataCorruptError, *MALFORMED) as error:
+        raise MetadataCorruptError(f"line {number} of the dump: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreMark(Record):
+    """The restore that is under way in a store: `restore`."""
+
+    sha256: str
+    phase: str
+
+
+class Target(NamedTuple):
+    """A store that a dump may be restored into."""
+
+    mark: RestoreMark | None
+    """Of the same restore, which was interrupted; None for a new one."""
+    is_empty: bool
+    is_written: bool
+    """Whether all is there, and only the mark is left of the restore."""
+
+
+def check_dump(lines: Iterator[bytes]) -> DumpSummary:
+    """Read a dump to its end, and return its summary; see `read_dump` for the errors."""
+    *_, summary = deque(read_dump(lines), maxlen=1)
+    assert isinstance(summary, DumpSummary)
+    return summary
+
+
+class Restore:
+    """Writes a dump into a store."""
+
+    def __init__(self, lines: Callable[[], Iterator[bytes]], summary: DumpSummary) -> None:
+        """Prepare.
+
+        Args:
+            lines: returns the lines of the dump, from the first one on.
+            summary: of the same lines, by `check_dump`.
+        """
+        self._lines = lines
+        self._summary = summary
+        self.keys_written = 0
+        self.keys_present = 0
+        """Keys that an earlier attempt had written."""
+        self.keys_removed = 0
+
+    async def run(
+        self,
+        store: MetadataStore,
+        *,
+        clear: bool = False,
+        least_id: int = 0,
+        on_progress: Callable[[int], None] = lambda _: None,
+    ) -> int:
+        """Restore; a restore of the same dump that was interrupted goes on.
+
+        Args:
+            clear: remove all that the store holds first.
+            least_id: ledger ids below this one are not given out any more, beside those of the dump.
+            on_progress: called with the number of keys that are there.
+
+        Returns:
+            The lowest ledger id that will be given out.
+
+        Raises:
+            InvalidTransitionError: as `look` does; or another client writes to the store.
+            MetadataUnavailableError: the store does not answer. Run it again: nobody can use the store yet.
+        """
+        target = await self.look(store, clear=clear)
+        least_id = max(least_id, self._summary.counter)
+        if not target.is_written:
+            mark = target.mark or await self._begin(store, is_empty=target.is_empty)
+            if mark.phase == _CLEARING:
+                await self._clear(store)
+                _, version = await store.read(KEY_RESTORE)
+                await store.compare_and_set(KEY_RESTORE, replace(mark, phase=_WRITING).to_json(), version)
+            await store.ids_drawn(LEDGER_SEQUENCE, least=least_id)
+            await self._write(store, on_progress)
+        with suppress(NoSuchKeyError):
+            await store.delete(KEY_RESTORE)
+        return await store.ids_drawn(LEDGER_SEQUENCE, least=least_id)
+
+    async def look(self, store: MetadataStore, *, clear: bool) -> Target:
+        """Check that the store may be written to; changes nothing.
+
+        Raises:
+            InvalidTransitionError: the store is not empty, is in use, or is in the middle of another restore.
+        """
+        await store.sync("")
+        running = await store.children(KEY_AVAILABLE)
+        if running:
+            raise InvalidTransitionError(
+                f"bookies {', '.join(running)} run on this store: stop all bookies and clients first"
+            )
+        foreign = await foreign_names(store)
+        if foreign:
+            raise InvalidTransitionError(
+                f"the store has keys that are none of a cluster's, such as {foreign[0]!r}: name an empty root"
+            )
+
+        mark = await _mark_of(store)
+        if mark is not None and mark.sha256 != self._summary.sha256:
+            raise InvalidTransitionError(
+                "a restore of another dump was interrupted in this store: run it again with that dump, or "
+                "restore into another, empty root"
+            )
+        with suppress(NoSuchKeyError):
+            cluster = ClusterRecord.from_json((await store.read(KEY_CLUSTER)).value)
+            if mark is not None and mark.phase == _WRITING:
+                if cluster.instance_id != self._summary.instance_id:
+                    raise InvalidTransitionError(
+                        "a bookie made another cluster in this store before the restore was complete: name "
+                        "another, empty root"
+                    )
+                return Target(mark, is_empty=False, is_written=True)
+        present = await _first_key(store)
+        if present is not None and mark is None and not clear:
+            raise InvalidTransitionError(
+                f"the store is not empty, it has the key {present!r}: name an empty root, or clear this one "
+                "(--clear)"
+            )
+        return Target(mark, is_empty=present is None, is_written=False)
+
+    async def _begin(self, store: MetadataStore, *, is_empty: bool) -> RestoreMark:
+        mark = RestoreMark(self._summary.sha256, _WRITING if is_empty else _CLEARING)
+        await store.create(KEY_RESTORE, mark.to_json())
+        return mark
+
+    async def _clear(self, store: MetadataStore) -> None:
+        """Remove all keys; the cluster's record first, so that nobody opens what is half removed."""
+        with suppress(NoSuchKeyError):
+            await store.delete(KEY_CLUSTER)
+
+        async def remove(key: str) -> None:
+            with suppress(NoSuchKeyError):
+                await store.delete(key)
+                self.keys_removed += 1
+
+        async with aclosing(_kept_keys(store)) as keys:
+            async for key in keys:
+                await remove(key)
+
+    async def _write(self, store: MetadataStore, on_progress: Callable[[int], None]) -> None:
+        """Write all keys, and then the cluster's record, which lets others in."""
+        last: list[tuple[str, bytes]] = []
+
+        def records() -> Iterator[tuple[str, bytes]]:
+            for item in read_dump(self._lines()):
+                if isinstance(item, DumpSummary):
+                    if item != self._summary:
+                        raise MetadataCorruptError("the dump has changed while it was restored")
+                elif item[0] == KEY_CLUSTER:
+                    last.append(item)
+                else:
+                    yield item
+
+        def batches() -> Iterator[list[tuple[str, bytes]]]:
+            source = records()
+            while batch := list(itertools.islice(source, _BATCH_KEYS)):
+                yield batch
+
+        async def write(batch: list[tuple[str, bytes]]) -> None:
+            found = await store.create_missing(batch)
+            values = dict(batch)
+            for key in found:
+                if (await store.read(key)).value != values[key]:
+                    raise InvalidTransitionError(
+                        f"the key {key!r} has another value than in the dump: another client writes to the "
+                        "store"
+                    )
+            self.keys_present += len(found)
+            self.keys_written += len(batch) - len(found)
+            on_progress(self.keys_written + self.keys_present)
+
+        await for_each(batches(), write, _BATCHES_AT_ONCE)
+        await write(last)
+
+
+async def _mark_of(store: MetadataStore) -> RestoreMark | None:
+    try:
+        return RestoreMark.from_json((await store.read(KEY_RESTORE)).value)
+    except NoSuchKeyError:
+        return None
+
+
+async def _first_key(store: MetadataStore) -> str | None:
+    """Return a key of a cluster in the store; None where there is none."""
+    async with aclosing(_kept_keys(store)) as keys:
+        async for key in keys:
+            with suppress(NoSuchKeyError):
+                await store.read(key)
+                return key
+    return None

@@ -1,0 +1,66 @@
+"""`metadata dump` and `restore`, as an operator moves a cluster's metadata, and puts an older dump back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import stat
+from typing import TYPE_CHECKING, Any
+
+import client_aio
+from metadata.access.bookies import SetBacks
+from metadata.access.ledgers import LEDGER_SEQUENCE
+from tests.support.cli import TIMEOUT_S, Cli
+from tests.support.cluster import Cluster
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+async def command(cli: Cli, *arguments: str, code: int = 0, stdin: bytes = b"") -> tuple[bytes, bytes]:
+    """Run a command, expect its exit code, and return its output and its errors."""
+    process = cli.start(*arguments)
+    out, error = await asyncio.to_thread(process.communicate, stdin, TIMEOUT_S)
+    assert process.returncode == code, (process.returncode, out, error)
+    return out, error
+
+
+async def written(client: client_aio.Client, text: bytes) -> int:
+    """Write one entry, and close its ledger."""
+    async with client.create_ledger(ensemble_size=1, write_quorum=1, ack_quorum=1) as writer:
+        await writer.add_entry(text)
+    return writer.ledger_id
+
+
+async def test_an_older_dump_is_restored_elsewhere_and_no_id_is_given_out_twice(tmp_path: Path) -> None:
+    file = tmp_path / "dump.jsonl"
+    (tmp_path / "new").mkdir()
+    new_uri = f"sqlite://{tmp_path / 'new' / 'metadata.db'}"
+    async with Cluster(tmp_path, bookies=1) as cluster:
+        cli = Cli(cluster.uri)
+        async with client_aio.connect(cluster.uri) as client:
+            kept = await written(client, b"kept")
+        # Beside running bookies.
+        out, _ = await command(cli, "metadata", "dump", str(file), "-o", "json")
+        assert (json.loads(out)["ledgers"], stat.S_IMODE(file.stat().st_mode)) == (1, 0o600)
+        async with client_aio.connect(cluster.uri) as client:
+            forgotten = await written(client, b"written after the dump")
+            drawn = await client._context.ledgers.store.ids_drawn(LEDGER_SEQUENCE)
+
+    elsewhere = Cli(new_uri)
+    cut = file.read_bytes()[:-40]
+    _, error = await command(elsewhere, "metadata", "restore", "-", stdin=cut, code=5)
+    assert b"was cut off" in error
+    assert not (tmp_path / "new" / "metadata.db").exists()
+    out, _ = await command(elsewhere, "metadata", "restore", "-", "-o", "json", stdin=file.read_bytes())
+    report: dict[str, Any] = json.loads(out)
+    assert (report["ledgers"], report["counter"]) == (1, drawn - 32)
+
+    restored = Cluster(tmp_path, bookies=1, uri=new_uri)
+    async with restored, client_aio.connect(new_uri) as client:
+        async with client.open_ledger(kept) as reader:
+            assert [entry.data async for entry in reader.read(0, 0)] == [b"kept"]
+        assert await written(client, b"new") >= drawn
+        (event,) = (await SetBacks.read(client._context.ledgers.store)).events
+        assert (event.counter, event.answered) == (drawn - 32, [])
+        assert forgotten < event.raised_to, "so its entries stay until an operator says otherwise"

@@ -1,0 +1,299 @@
+"""A dump of a store, and its restore into any store: whole, or refused with one sentence."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import metadata.access.logs
+import metadata.ids
+from metadata.access.bookies import ClusterRecord
+from metadata.access.dump import (
+    Restore,
+    check_dump,
+    dump,
+    is_kept,
+    read_dump,
+)
+from metadata.access.ledgers import LEDGER_SEQUENCE, LedgerStore
+from metadata.backends.memory import MemoryMetadataStore, MemoryTree
+from metadata.errors import (
+    InvalidArgumentError,
+    InvalidTransitionError,
+    MetadataCorruptError,
+    NoSuchClusterError,
+    NoSuchKeyError,
+)
+from metadata.ids import KEY_CLUSTER, KEY_RESTORE, available_key, ledger_key
+from metadata.model.ledger import LedgerMetadata
+from tests.metadata.test_fragments import grow, listed, trim
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from metadata.store import MetadataStore
+
+LEDGERS = 1200
+DRAWN = 3000
+
+
+class Interrupted(Exception):
+    """The process of a restore is gone."""
+
+
+def in_memory() -> MemoryMetadataStore:
+    """Return an empty store."""
+    return MemoryMetadataStore(MemoryTree())
+
+
+async def fill(store: MetadataStore) -> None:
+    """Put some of everything into a store; ledger 7 is unbounded and has pages."""
+    await store.create(KEY_CLUSTER, ClusterRecord(instance_id="i-1", created_ms=5).to_json())
+    ledgers = LedgerStore(store)
+    assert len(await store.allocate_ids(LEDGER_SEQUENCE, DRAWN)) == DRAWN
+    await ledgers.raise_floor(3)
+    for ledger_id in range(10, 10 + LEDGERS):
+        custom = {"größe\u2028": bytes(range(256))}
+        await ledgers.create_ledger(
+            LedgerMetadata.new(
+                ledger_id, ensemble_size=1, write_quorum=1, ack_quorum=1, bookies=["b1"], custom=custom
+            )
+        )
+    await grow(listed(store), 700)
+    await store.create("unbounded/payments", b'{"format": 1, "ledger": 7}')
+    await store.create("logs/orders", b'{"a": 1}')
+    await store.create("log-pages/orders/p1", b'{"rows":  [1.50]}')
+    await store.create("bookies/cookies/b1", b"{}")
+    await store.create("bookies/ages/b1", b"{}")
+    await store.create("autorecovery/paused", b"{}")
+    await store.register(available_key("b1"), b"{}")
+    await store.register("elections/x/queue/0000000000000000001", b"{}")
+
+
+async def lines_of(store: MetadataStore) -> list[bytes]:
+    """Dump a store."""
+    return [line async for line in dump(store, now_ms=77)]
+
+
+def restore_of(lines: list[bytes]) -> Restore:
+    """Return the restore of a dump."""
+    return Restore(lambda: iter(lines), check_dump(iter(lines)))
+
+
+def resealed(lines: list[bytes]) -> list[bytes]:
+    """Return changed lines with the sums and the checksum that fit them."""
+    *body, last = lines
+    keys = [json.loads(line).get("key", "") for line in body[1:]]
+    sums = {"keys": len(keys), "ledgers": sum(key.startswith("ledgers/") for key in keys)}
+    sha256 = hashlib.sha256(b"".join(body)).hexdigest()
+    return [*body, json.dumps({**json.loads(last), **sums, "sha256": sha256}).encode() + b"\n"]
+
+
+async def test_every_store_gives_back_what_another_one_dumped(store: MetadataStore) -> None:
+    first = in_memory()
+    await fill(first)
+    lines = await lines_of(first)
+    header, *records = map(json.loads, lines)
+    assert (header["format"], header["instance_id"], header["created_ms"]) == (1, "i-1", 77)
+    end = records.pop()
+    keys = [record["key"] for record in records]
+    assert (end["keys"], end["ledgers"], end["ids"]) == (len(keys), LEDGERS + 1, {"ledger": DRAWN})
+    assert len(set(keys)) == len(keys)
+    assert not [key for key in keys if key.startswith(("bookies/available", "elections"))]
+    assert next(one["value"] for one in records if "log-pages" in one["key"]) == '{"rows":  [1.50]}'
+
+    seen: list[int] = []
+    counter = await restore_of(lines).run(store, on_progress=seen.append)
+    assert counter == await store.ids_drawn(LEDGER_SEQUENCE) == DRAWN
+    assert seen[-1] == len(keys)
+    assert await lines_of(store) == lines
+    with pytest.raises(NoSuchKeyError):
+        await store.read(KEY_RESTORE)
+
+
+async def test_what_is_not_to_be_understood_is_refused_with_its_line() -> None:
+    store = in_memory()
+    await fill(store)
+    lines = await lines_of(store)
+    third = json.loads(lines[2])
+
+    def changed(number: int, line: bytes) -> list[bytes]:
+        return [line if at == number else each for at, each in enumerate(lines, 1)]
+
+    def record(**fields: Any) -> bytes:
+        return json.dumps({**third, **fields}).encode() + b"\n"
+
+    wrong: list[tuple[list[bytes], type[Exception], str]] = [
+        ([], MetadataCorruptError, "ends at line 0 without its last line"),
+        (lines[:-1], MetadataCorruptError, f"ends at line {len(lines) - 1} without its last line"),
+        ([*lines[:5], lines[5][:-3]], MetadataCorruptError, "line 6 of the dump has no end"),
+        ([*lines[:5], *lines[6:]], MetadataCorruptError, "lines are missing"),
+        (changed(3, b"{]\n"), MetadataCorruptError, "line 3 of the dump is damaged"),
+        (changed(3, b"[1]\n"), MetadataCorruptError, "line 3 of the dump is damaged"),
+        (changed(3, b"[" * 100_000 + b"\n"), MetadataCorruptError, "line 3 of the dump is damaged"),
+        (changed(3, b'{"k": 1}\n'), MetadataCorruptError, "line 3 of the dump is neither a key"),
+        (changed(3, record(value="{")), MetadataCorruptError, "line 3 of the dump: a value is UTF-8 JSON"),
+        (changed(3, record(value="\ud800")), MetadataCorruptError, "line 3 of the dump"),
+        (changed(3, record(key="/etc")), MetadataCorruptError, "line 3 of the dump: key '/etc'"),
+        (changed(3, record(key=".store/ids")), MetadataCorruptError, "line 3 of the dump"),
+        (changed(3, record(key="app/x")), MetadataCorruptError, "'app/x' is none of a cluster's"),
+        (changed(3, record(key=available_key("b"))), MetadataCorruptError, "is none of a cluster's"),
+        (changed(3, record(key="ledgers/7")), MetadataCorruptError, "line 3 of the dump: 'ledgers/7'"),
+        (changed(3, record(value="{}")), MetadataCorruptError, "does not match"),
+        (changed(1, b"{}\n"), InvalidArgumentError, "line 1 is not that of a dump"),
+        (
+            changed(1, lines[0].replace(b'"format":1', b'"format":2')),
+            InvalidArgumentError,
+            "has format 2, and this release reads 1",
+        ),
+        ([*lines, lines[2]], MetadataCorruptError, f"line {len(lines) + 1} of the dump lies behind"),
+        (
+            resealed([line for line in lines if b'"key":"cluster"' not in line]),
+            MetadataCorruptError,
+            "the cluster's own record 0 times",
+        ),
+    ]
+    for dumped, kind, text in wrong:
+        with pytest.raises(kind) as raised:
+            check_dump(iter(dumped))
+        assert text in str(raised.value)
+        assert isinstance(raised.value, kind)
+
+
+async def test_a_restore_that_was_interrupted_goes_on_and_nobody_uses_the_store_before(
+    store: MetadataStore,
+) -> None:
+    first = in_memory()
+    await fill(first)
+    lines = await lines_of(first)
+
+    def stop(done: int) -> None:
+        raise Interrupted  # after the first of the batches
+
+    with pytest.raises(Interrupted):
+        await restore_of(lines).run(store, on_progress=stop)
+    with pytest.raises(NoSuchClusterError):
+        await lines_of(store)
+    other = in_memory()
+    await fill(other)
+    await other.create("logs/further", b"{}")
+    with pytest.raises(InvalidTransitionError, match="of another dump was interrupted"):
+        await restore_of(await lines_of(other)).run(store)
+    again = restore_of(lines)
+    await again.run(store)
+    assert again.keys_present > 0
+    assert again.keys_written > 0
+    assert again.keys_written + again.keys_present == len(lines) - 2
+    assert await lines_of(store) == lines
+
+
+async def test_a_restore_of_which_only_the_mark_is_left_leaves_later_changes_alone() -> None:
+    store, first = in_memory(), in_memory()
+    await fill(first)
+    lines = await lines_of(first)
+    restoring = restore_of(lines)
+    await restoring.run(store)
+    mark = {"format": 1, "sha256": check_dump(iter(lines)).sha256, "phase": "writing"}
+    await store.create(KEY_RESTORE, json.dumps(mark).encode())
+    await store.delete(ledger_key(10))
+    again = restore_of(lines)
+    await again.run(store)
+    assert again.keys_written == 0
+    with pytest.raises(NoSuchKeyError):
+        await store.read(ledger_key(10))
+
+
+async def test_a_store_that_is_not_empty_is_refused_and_cleared_only_when_that_is_asked_for() -> None:
+    store, first = in_memory(), in_memory()
+    await fill(first)
+    lines = await lines_of(first)
+    await store.create(KEY_CLUSTER, ClusterRecord(instance_id="i-2", created_ms=5).to_json())
+    await store.create("logs/older", b"{}")
+    await store.allocate_ids(LEDGER_SEQUENCE, 2 * DRAWN)
+    with pytest.raises(InvalidTransitionError, match="is not empty"):
+        await restore_of(lines).run(store)
+    registration = await store.register(available_key("b1"), b"{}")
+    with pytest.raises(InvalidTransitionError, match="bookies b1 run on this store"):
+        await restore_of(lines).run(store, clear=True)
+    await registration.close()
+
+    def stop(done: int) -> None:
+        raise Interrupted
+
+    with pytest.raises(Interrupted):
+        await restore_of(lines).run(store, clear=True, on_progress=stop)
+    again = restore_of(lines)
+    assert await again.run(store) == 2 * DRAWN, "the counter never falls"
+    assert (await lines_of(store))[:-1] == lines[:-1]
+    await store.create("app/x", b"{}")
+    with pytest.raises(InvalidTransitionError, match="none of a cluster's, such as 'app'"):
+        await restore_of(lines).run(store, clear=True)
+
+
+async def test_the_counter_is_above_every_ledger_and_the_floor() -> None:
+    store = in_memory()
+    await fill(store)
+    *body, last = await lines_of(store)
+    document = json.loads(last)
+    for key, value, expected in (
+        (ledger_key(5000), "{}", 5001),
+        ("fragments/000/0000/0000/0000/6000/page", "{}", 6001),
+        ("ledger-id-floor", '{"format":1,"floor":7000}', 7000),
+    ):
+        line = json.dumps({"key": key, "value": value}).encode() + b"\n"
+        kept = [each for each in body if b'"ledger-id-floor"' not in each]
+        lines = resealed([*kept, line, json.dumps(document).encode() + b"\n"])
+        assert check_dump(iter(lines)).counter == expected
+        assert await restore_of(lines).run(in_memory(), least_id=9000) == 9000
+
+
+async def test_a_list_that_changes_while_it_is_dumped_is_whole_in_the_dump(store: MetadataStore) -> None:
+    await store.create(KEY_CLUSTER, ClusterRecord(instance_id="i-1", created_ms=5).to_json())
+    fragments = listed(store)
+    await grow(fragments, 1500)
+    lines: list[bytes] = []
+    async for line in dump(store, now_ms=1):
+        lines.append(line)
+        if len(lines) == 2:  # the header, and the first page
+            await trim(fragments, 3000)
+            await fragments.sweep()
+    copied = in_memory()
+    await restore_of(lines).run(copied)
+    head, _ = await listed(copied).read()
+    assert [row[0] async for row in listed(copied).walk(head)] == list(range(3000, 15_000, 10))
+
+
+def test_every_key_is_known_to_be_kept_or_left_out() -> None:
+    left_out = {
+        "bookies/available", "autorecovery/locks", "autorecovery/workers", "elections", "restore",
+    }  # fmt: skip
+    keys = {
+        value
+        for module in (metadata.ids, metadata.access.logs)
+        for name, value in vars(module).items()
+        if name.startswith("KEY_")
+    }
+    assert {key for key in keys if not is_kept(f"{key}/x")} == left_out
+
+
+def test_a_record_is_handed_on_before_the_next_line_is_read() -> None:
+    lines_read = 0
+
+    def lines() -> Iterator[bytes]:
+        nonlocal lines_read
+        for line in (
+            b'{"format": 1, "dump": "bookie-aio metadata", "instance_id": "i", "created_ms": 1}\n',
+            *(b'{"key": "logs/l%d", "value": "{}"}\n' % number for number in range(3)),
+        ):
+            lines_read += 1
+            yield line
+
+    records = read_dump(lines())
+    for number in range(3):
+        assert next(records) == (f"logs/l{number}", b"{}")
+        assert lines_read == number + 2
+    with pytest.raises(MetadataCorruptError, match="ends at line 4"):
+        next(records)
