@@ -232,4 +232,9 @@ MUTANTS = [
         (Edit("bookie_aio.storage.journal:SyncGuard.note", "self._left = self._pause", "pass"),),
         tests=("tests/bookie_aio/storage/test_storage_journal.py", "-k", "becomes_slow"),
     ),
+    Mutant(
+        87, "a receive buffer is used again while the journal still writes from it",
+        (Edit("bookie_aio.wire.frames:FrameParser._new_buffer", "_has_no_view(former)", "True"),),
+        tests=("tests/bookie_aio/wire/test_wire_frames.py", "-k", "nobody_looks"),
+    ),
 ]  # fmt: skip
