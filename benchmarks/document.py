@@ -49,10 +49,11 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def machine_text(document: Document) -> str:
     """Return the machine of the measurement as text."""
     one = document["machine"]
+    build = f", {one['python_build']}" if "python_build" in one else ""
     packages = ", ".join(f"{name} {version}" for name, version in one["packages"].items())
     return (
         f"{one['processor']}, {one['cores']} cores, {one.get('memory_gib', '?')} GiB of memory; "
-        f"{one['system']}; Python {one['python']}; {packages}."
+        f"{one['system']}; Python {one['python']}{build}; {packages}."
     )
 
 

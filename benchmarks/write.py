@@ -173,7 +173,7 @@ def main() -> int:
     arguments.dir.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=arguments.dir, prefix="bench.") as directory:
         rows = run(measure(loads, arguments.rounds, Path(directory).resolve()))
-    document = {
+    document: dict[str, Any] = {
         "measured_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "machine": machine(),
         "settings": {
@@ -189,7 +189,11 @@ def main() -> int:
     }
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(document, indent=2) + "\n")
-    print(json.dumps(document, indent=2) if arguments.output == "json" else table(rows))
+    if arguments.output == "json":
+        print(json.dumps(document, indent=2))
+    else:
+        print(table(rows))
+        print(f"Python {document['machine']['python']}, {document['machine']['python_build']}")
     return 0
 
 

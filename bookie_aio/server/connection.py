@@ -105,7 +105,7 @@ class Connection(asyncio.BufferedProtocol):
         self._dispatcher = dispatcher
         self._connections = connections
         self._warnings = warnings
-        self._parser = FrameParser(HANDSHAKE_FRAME_BYTES_MAX)
+        self._parser = FrameParser(HANDSHAKE_FRAME_BYTES_MAX, reuses_buffer=True)
         self._transport: asyncio.Transport | None = None
         self._out: list[Buffer] = []
         self._is_flush_due = False

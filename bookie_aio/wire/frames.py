@@ -38,6 +38,8 @@ _BUFFER_BYTES_MAX = 4 * 1024 * 1024
 _SHRINK_BELOW = 8  # a buffer of which no read filled an eighth is followed by a buffer of half its size
 _KEPT_TIMES_MAX = 8  # a body may keep alive a buffer of at most this many times its own size
 _ROOM_MIN = 4 * 1024
+_REUSED_BYTES_MIN = 256 * 1024  # smaller buffers are quickly made
+_NO_FORMER = bytearray()
 _NO_BUFFER = memoryview(bytearray(0))
 
 Header = list[object]
@@ -122,21 +124,29 @@ class FrameParser:
     """
 
     __slots__ = (
-        "_filled", "_largest_read", "_next_bytes", "_parsed", "_view", "buffer_bytes_max", "frame_bytes_max",
+        "_filled", "_former", "_largest_read", "_next_bytes", "_parsed", "_view", "buffer_bytes_max",
+        "frame_bytes_max", "reuses_buffer",
     )  # fmt: skip
 
-    def __init__(self, frame_bytes_max: int) -> None:
+    def __init__(self, frame_bytes_max: int, *, reuses_buffer: bool = False) -> None:
+        """With `reuses_buffer` the buffer before the present one is used again when no view of it is left.
+
+        Otherwise the system fills each page of each new buffer with zeros, which costs more than all that is
+        done with a large frame. `buffer_bytes` counts both buffers.
+        """
         self.frame_bytes_max = frame_bytes_max
+        self.reuses_buffer = reuses_buffer
         self.buffer_bytes_max = _BUFFER_BYTES_MAX
         """A new buffer is no larger, unless a frame that has begun needs it."""
         self._next_bytes = _BUFFER_BYTES_MIN
         self._parsed = self._filled = self._largest_read = 0
         self._view = _NO_BUFFER
+        self._former = _NO_FORMER
 
     @property
     def buffer_bytes(self) -> int:
-        """Return the size of the present receive buffer."""
-        return len(self._view)
+        """Return the size of the present receive buffer, and of a former one that is kept."""
+        return len(self._view) + len(self._former)
 
     @property
     def is_mid_frame(self) -> bool:
@@ -181,6 +191,7 @@ class FrameParser:
         """Drop the buffer; the next bytes get a new, small one. Not to be called within a frame."""
         assert not self.is_mid_frame
         self._view = _NO_BUFFER
+        self._former = _NO_FORMER
         self._next_bytes = _BUFFER_BYTES_MIN
         self._parsed = self._filled = self._largest_read = 0
 
@@ -264,6 +275,24 @@ class FrameParser:
             if claimed > len(rest):
                 want = min(want, claimed)
         usual = min(self._next_bytes, self.buffer_bytes_max)
-        self._view = memoryview(bytearray(max(usual, want + 2 * _ROOM_MIN)))
+        self._view = memoryview(self._new_buffer(max(usual, want + 2 * _ROOM_MIN)))
         self._view[: len(rest)] = rest
         self._parsed, self._filled, self._largest_read = 0, len(rest), 0
+
+    def _new_buffer(self, size: int) -> bytearray:
+        """Return a buffer: the former one where nobody uses it. The present one is the next candidate."""
+        former = self._former
+        is_free = size <= len(former) <= 2 * size and _has_no_view(former)
+        present = self._view.obj
+        is_kept = self.reuses_buffer and _REUSED_BYTES_MIN <= len(self._view) <= self.buffer_bytes_max
+        self._former = present if is_kept and isinstance(present, bytearray) else _NO_FORMER
+        return former if is_free else bytearray(size)
+
+
+def _has_no_view(buffer: bytearray) -> bool:
+    """Return whether no view of the buffer is left, by what a change of its size says."""
+    try:
+        buffer.append(buffer.pop())
+    except BufferError:
+        return False
+    return True

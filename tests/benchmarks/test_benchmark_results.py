@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks.document import _ROWS, _STORAGE, PAGE, between, reclaiming_ratios
+from benchmarks.machine import build_of
 from benchmarks.peers.__main__ import taken_up
 from benchmarks.peers.results import Results, medians, ratio
 from benchmarks.peers.workloads import WORKLOADS
@@ -102,3 +103,20 @@ def test_the_page_has_a_place_for_everything_that_is_measured() -> None:
 
 def test_every_workload_is_known_by_its_own_name() -> None:
     assert all(name == workload.name for name, workload in WORKLOADS.items())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "build"),
+    [
+        ("'--prefix=/opt' '--enable-shared'", "built without PGO and LTO"),
+        ("'--enable-optimizations'", "built with PGO"),
+        ("'--enable-optimizations' '--with-lto=full'", "built with PGO and LTO"),
+        (
+            "'--prefix=/usr' '--with-wheel-pkg-dir=/usr/share/python-wheels/'",
+            "Debian's build, with PGO and LTO",
+        ),
+        ("", "built without PGO and LTO"),
+    ],
+)
+def test_the_build_of_the_interpreter_is_told_by_its_configuration(arguments: str, build: str) -> None:
+    assert build_of(arguments) == build

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgpack
 import pytest
-from hypothesis import given
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from bookie_aio.wire.frames import (
@@ -22,6 +22,8 @@ from bookie_aio.wire.frames import (
 from metadata.errors import FrameTooLargeError, MalformedFrameError, ProtocolError
 
 if TYPE_CHECKING:
+    import random
+
     from bookie_aio.wire.frames import Header
 
 Frames = list[tuple["Header", bytes]]
@@ -286,3 +288,59 @@ def test_a_small_body_keeps_no_large_buffer() -> None:
     kept = [len(memoryview(body.obj)) for body in bodies]
     assert all(buffer <= 32 * size for buffer, size in zip(kept, sizes, strict=True))
     assert kept[1] > sizes[1]  # a large one is no copy
+
+
+@settings(max_examples=10, deadline=None, phases=[Phase.generate])
+@given(
+    st.lists(st.tuples(st.integers(400_000, 900_000), st.integers(0, 20)), min_size=10, max_size=30),
+    st.randoms(use_true_random=False),
+)
+def test_a_buffer_is_used_again_only_when_nobody_looks_at_it(
+    frames: list[tuple[int, int]], rng: random.Random
+) -> None:
+    """Each body is held while so many others arrive, as one that waits for the disk."""
+    parser = FrameParser(FRAME_BYTES_MAX, reuses_buffer=True)
+    held: list[tuple[int, memoryview, bytes]] = []
+    arrived = 0
+    for _ in range(20):  # until the buffers are large
+        parser.feed(encode_frame([1], 500_000) + bytes(500_000))
+        assert len(list(parser.frames())) == 1
+    for size, holds in frames:
+        body = rng.randbytes(16) * (size // 16 + 1)
+        parser.feed(encode_frame([1, arrived], len(body)) + body)
+        for _, view in parser.frames():
+            arrived += 1
+            held.append((arrived + holds, view, body))
+        assert all(view == content for _, view, content in held)
+        view = memoryview(b"")
+        held = [one for one in held if one[0] > arrived]
+    assert arrived == len(frames)
+
+
+def test_a_large_buffer_is_used_again() -> None:
+    parser = FrameParser(FRAME_BYTES_MAX, reuses_buffer=True)
+    frame = encode_frame([1], 500_000) + bytes(500_000)
+    buffers: list[int] = []
+    most = 0
+    for _ in range(200):
+        parser.feed(frame)
+        assert len(list(parser.frames())) == 1
+        buffers.append(id(parser._view.obj))
+        most = max(most, parser.buffer_bytes)
+    assert len(set(buffers[100:])) <= 2
+    assert most <= 2 * 4 * 1024 * 1024
+    parser.rest()
+    assert parser.buffer_bytes == 0
+
+
+def test_where_room_is_scarce_no_former_buffer_is_kept() -> None:
+    parser = FrameParser(FRAME_BYTES_MAX, reuses_buffer=True)
+    frame = encode_frame([1], 500_000) + bytes(500_000)
+    for _ in range(50):
+        parser.feed(frame)
+        assert len(list(parser.frames())) == 1
+    parser.buffer_bytes_max = 64 * 1024
+    for _ in range(10):
+        parser.feed(frame)
+        assert len(list(parser.frames())) == 1
+    assert parser.buffer_bytes == len(parser._view)

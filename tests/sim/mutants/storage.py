@@ -233,6 +233,11 @@ MUTANTS = [
         tests=("tests/bookie_aio/storage/test_storage_journal.py", "-k", "becomes_slow"),
     ),
     Mutant(
+        87, "a receive buffer is used again while the journal still writes from it",
+        (Edit("bookie_aio.wire.frames:FrameParser._new_buffer", "_has_no_view(former)", "True"),),
+        tests=("tests/bookie_aio/wire/test_wire_frames.py", "-k", "nobody_looks"),
+    ),
+    Mutant(
         310, "the time of a block counts for one entry",
         (Edit(f"{_HANDLERS}.add:AddHandler._count",
               "latency.counts[bisect_left(latency.bounds, taken_s)] += count",
