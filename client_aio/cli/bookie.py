@@ -49,7 +49,6 @@ from client_aio.cli.options import (
     usage_error,
 )
 from client_aio.cli.output import Output
-from client_aio.cli.text import inspection_text
 from client_aio.config import MIB, AutoRecoveryConfig, tune_gc
 from metadata.access.bookies import (
     BookieRecord,
@@ -474,6 +473,8 @@ async def inspect_(
         found = await inspector.run()
     age = await _age_of(disk, paths)
     document = {**asdict(found), "cookie": asdict(found.cookie), "age": age, "is_damaged": found.is_damaged}
+    from client_aio.cli.text import inspection_text  # it knows the client, which few bookies need
+
     invocation.output.document(document, text=inspection_text(found, age))
     return Exit.FAILURE if found.is_damaged else Exit.OK
 
