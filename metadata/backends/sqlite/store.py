@@ -342,23 +342,22 @@ class SqliteMetadataStore(MetadataStore):
         if self._closed:
             raise ClientClosedError("the metadata store is closed")
 
-    async def _submit(self, call: Callable[[], Result]) -> Result:
-        """Run a call on the database's worker; raises as `_retry_while_busy` does."""
-        return await self._retry_while_busy(self._worker, call)
-
-    async def _submit_lease(self, call: Callable[[], Result]) -> Result:
-        """Run a call on the leases' worker; raises as `_retry_while_busy` does."""
-        return await self._retry_while_busy(self._lease_worker, call)
-
-    async def _retry_while_busy(self, worker: ThreadPoolExecutor, call: Callable[[], Result]) -> Result:
+    async def _submit(self, call: Callable[[], Result], worker: ThreadPoolExecutor | None = None) -> Result:
         """Run a call, and retry while another process holds the write lock.
+
+        Args:
+            worker: runs the call; None: the database's worker.
 
         Raises:
             ClientClosedError: the store is closed.
             MetadataUnavailableError: the write lock stayed taken for `operation_timeout_s`.
         """
         with Deadline(self._operation_timeout_s) as deadline:
-            return await self._retry_until(deadline, worker, call)
+            return await self._retry_until(deadline, worker or self._worker, call)
+
+    async def _submit_lease(self, call: Callable[[], Result]) -> Result:
+        """Run a call on the leases' worker, as `_submit` does on the database's."""
+        return await self._submit(call, self._lease_worker)
 
     async def _retry_until(
         self, deadline: Deadline, worker: ThreadPoolExecutor, call: Callable[[], Result]
