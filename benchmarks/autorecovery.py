@@ -236,9 +236,8 @@ async def recovery_process(
 
 async def lost(options: argparse.Namespace) -> bool:
     """Run `lost`."""
-    with tempfile.TemporaryDirectory(prefix="autorecovery-", dir=options.dir) as name:
-        with ExitStack() as servers:
-            return await lost_in(options, Path(name), servers)
+    with tempfile.TemporaryDirectory(prefix="autorecovery-", dir=options.dir) as name, ExitStack() as servers:
+        return await lost_in(options, Path(name), servers)
 
 
 async def lost_in(options: argparse.Namespace, directory: Path, servers: ExitStack) -> bool:
