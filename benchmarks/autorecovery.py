@@ -4,11 +4,17 @@
     python -m benchmarks.autorecovery lost --losses 2 --separate 2 --kill worker
     python -m benchmarks.autorecovery lost --metadata zk --separate 3 --kill auditor --stop-metadata 20
     python -m benchmarks.autorecovery audit --ledgers 100000
+    python -m benchmarks.autorecovery leave --bookies 10 --ledgers 200 --writers 10
+    python -m benchmarks.autorecovery rolling --bookies 10 --writers 10
 
 `lost` kills a bookie and removes its directory. It prints the time until every ledger has all its copies
 again, the bytes that were copied, and each writer's ensemble changes. It compares the latency of adds before
 and meanwhile. Then every replica of every ledger is read. `audit` prints the auditor's first pass, its
 memory, its steady reads from the metadata store, and the delay of its first task.
+
+`leave` decommissions a bookie under writers by the command, which is killed twice (SIGKILL) and run again. It
+prints failed adds, and whether the bookie ends empty and without a cookie. `rolling` restarts every bookie
+under writers, and counts the errors that the application sees and the repair tasks that are made.
 """
 
 from __future__ import annotations
@@ -33,13 +39,14 @@ from typing import TYPE_CHECKING, Any
 import client_aio
 from benchmarks.processes import ROOT, Child
 from client_aio.autorecovery.service import AutoRecovery
-from client_aio.autorecovery.survey import all_metadata, auto_recovery_state, survey
+from client_aio.autorecovery.survey import all_metadata, auto_recovery_state, ledgers_naming, survey
 from client_aio.autorecovery.verification import Verification
 from client_aio.config import AutoRecoveryConfig
 from client_aio.core.audit import Condition
 from metadata.access.bookies import ensure_cluster
 from metadata.access.ledgers import LedgerStore
 from metadata.backends.uri import open_store
+from metadata.ids import KEY_COOKIES, KEY_REPAIR_TASKS
 from metadata.model.ledger import LedgerMetadata
 from tests.support.cluster import Cluster
 from tests.support.zookeeper import ZooKeeperServer
@@ -99,6 +106,17 @@ async def fill(client: client_aio.Client, count: int, entries: int) -> list[int]
     return ledger_ids
 
 
+async def verify(client: client_aio.Client) -> bool:
+    """Read every copy of every entry; return whether all are good."""
+    verification = Verification(client._context)
+    found = [one async for one in verification.run(all_metadata(client._context))]
+    totals = verification.totals
+    print(f"read {totals.intact:,} copies of entries of {totals.ledgers:,} ledgers: {totals.by_condition}")
+    for one in [each for each in found if each.condition][:10]:
+        print(one)
+    return not totals.condition
+
+
 async def until(is_met: Callable[[], Awaitable[bool]], step_s: float = 0.1) -> None:
     """Poll until a condition holds; the metadata store may be stopped meanwhile."""
     async with asyncio.timeout(WAIT_S):
@@ -141,13 +159,8 @@ async def lose(
     print(f"\nensemble changes of each writer: {changes}; writers that failed: {failed}")
     for each in writers:
         await each.ledger.close()
-    verification = Verification(client._context)
-    verified = [one async for one in verification.run(all_metadata(client._context))]
-    totals = verification.totals
-    print(f"read {totals.intact:,} copies of entries of {totals.ledgers:,} ledgers: {totals.by_condition}")
-    for one in [each for each in verified if each.condition][:10]:
-        print(one)
-    return not totals.condition and not failed and max(changes, default=0) <= options.losses
+    is_whole = await verify(client)
+    return is_whole and not failed and max(changes, default=0) <= options.losses
 
 
 async def lose_one(
@@ -269,6 +282,124 @@ async def lost_in(options: argparse.Namespace, directory: Path, servers: ExitSta
         return await lose(options, cluster, stack, directory, stop_metadata)
 
 
+async def naming(client: client_aio.Client, bookie: str) -> int:
+    """Return how many ledgers name a bookie in a fragment."""
+    return len(await ledgers_naming(client._context, bookie))
+
+
+async def beside_writers(
+    options: argparse.Namespace,
+    client: client_aio.Client,
+    work: Callable[[], Awaitable[bool]],
+    *,
+    may_lack: bool = False,
+) -> bool:
+    """Do something beside writers, and then read every replica.
+
+    Args:
+        may_lack: whether replicas may lack entries: those on their way to a bookie that was restarted. The
+            auditor's check finds them when the bookie has been back for the delay.
+    """
+    began = time.monotonic()
+    await fill(client, options.ledgers, options.entries)
+    print(f"{options.ledgers} ledgers of {options.entries} entries in {time.monotonic() - began:.1f} s")
+    writers = [Writer(await client.create_ledger(**SHAPE)) for _ in range(options.writers)]
+    writing = [asyncio.create_task(each.write()) for each in writers]
+    quiet_from = time.monotonic()
+    await asyncio.sleep(5)
+    began = time.monotonic()
+    is_good = await work()
+    ended = time.monotonic()
+    for task in writing:
+        task.cancel()
+    await asyncio.gather(*writing, return_exceptions=True)
+    failed, adds = sum(each.failed for each in writers), sum(len(each.latencies) for each in writers)
+    changes = [len(each.ledger.metadata.fragments) - 1 for each in writers]
+    print(f"{adds:,} adds, {failed} failed; ensemble changes of each writer: {changes}")
+    print(
+        f"p99 of adds: {p99_ms(writers, quiet_from, began):.1f} ms before, "
+        f"{p99_ms(writers, began, ended):.1f} ms meanwhile"
+    )
+    for each in writers:
+        await each.ledger.close()
+    is_whole = await verify(client)
+    return is_good and not failed and (is_whole or may_lack)
+
+
+async def leave(options: argparse.Namespace) -> bool:
+    """Run `leave`."""
+    with tempfile.TemporaryDirectory(prefix="leave-", dir=options.dir) as name:
+        directory = Path(name)
+        cluster = Cluster(directory, bookies=options.bookies, uri=options.metadata)
+        async with cluster, client_aio.connect(cluster.uri) as client:
+            return await beside_writers(options, client, partial(decommission, options, client, directory))
+
+
+async def decommission(options: argparse.Namespace, client: client_aio.Client, directory: Path) -> bool:
+    """Decommission b1 by the command, which is killed before it is done, and run again."""
+    uri, store = client._context.ledgers.store.uri, client._context.ledgers.store
+    began, left = time.monotonic(), await naming(client, "b1")
+    print(f"\nb1 is to leave; {left} ledgers name it")
+    for number in range(options.kills + 1):
+        child = await Child.start(
+            sys.executable, "-m", "client_aio.cli", "bookie", "decommission", "b1", "-o", "jsonl",
+            "--metadata", uri, "--rate", str(options.rate), log=directory / f"decommission{number}.log",
+        )  # fmt: skip
+        if number == options.kills:
+            print(f"{await child.line()} after {time.monotonic() - began:.1f} s")
+            await child.wait()
+            break
+        until_left = left * (options.kills - number) // (options.kills + 1)
+
+        async def has_moved(until_left: int = until_left) -> bool:
+            return await naming(client, "b1") <= until_left
+
+        await until(has_moved)
+        child.kill()
+        await child.wait()
+        print(
+            f"killed after {time.monotonic() - began:.1f} s, with {await naming(client, 'b1')} ledgers left"
+        )
+    cookies = await store.children(KEY_COOKIES)
+    print(f"ledgers that name b1: {await naming(client, 'b1')}; its cookie is there: {'b1' in cookies}")
+    return "b1" not in cookies and not await naming(client, "b1")
+
+
+async def rolling(options: argparse.Namespace) -> bool:
+    """Run `rolling`."""
+    with tempfile.TemporaryDirectory(prefix="rolling-", dir=options.dir) as name:
+        cluster = Cluster(Path(name), bookies=options.bookies, uri=options.metadata)
+        for bookie in cluster.bookies.values():
+            bookie.arguments = ["--autorecovery", "--lost-bookie-delay", str(options.delay)]
+        async with cluster, client_aio.connect(cluster.uri) as client:
+            return await beside_writers(
+                options, client, partial(roll, options, client, cluster), may_lack=True
+            )
+
+
+async def roll(options: argparse.Namespace, client: client_aio.Client, cluster: Cluster) -> bool:
+    """Restart every bookie, one after another; returns whether no task was made."""
+    store, seen = client._context.ledgers.store, set()
+
+    async def follow() -> None:
+        async for _ in store.watch(KEY_REPAIR_TASKS):
+            seen.update(await store.children(KEY_REPAIR_TASKS))
+
+    following = asyncio.create_task(follow())
+    for bookie in cluster.bookies.values():
+        began = time.monotonic()
+        await bookie.end()
+        await bookie.start()
+        print(f"{bookie.bookie_id} was away for {time.monotonic() - began:.1f} s")
+        await asyncio.sleep(options.pause)
+    print(f"the auditor looks on for {options.after:.0f} s")
+    await asyncio.sleep(options.after)
+    following.cancel()
+    await asyncio.gather(following, return_exceptions=True)
+    print(f"repair tasks that were made: {len(seen)} {sorted(seen)[:5]}")
+    return not seen
+
+
 def rss() -> int:
     """Return the resident bytes of this process."""
     for line in Path("/proc/self/status").read_text().splitlines():
@@ -380,7 +511,18 @@ def main() -> int:
     auditing = commands.add_parser("audit", help="audit many ledgers")
     auditing.add_argument("--ledgers", type=int, default=100_000)
     auditing.add_argument("--delay", type=float, default=100.0)
-    for each in (losing, auditing):
+    leaving = commands.add_parser("leave", help="decommission a bookie under writers")
+    leaving.add_argument("--rate", type=float, default=4.0, help="MiB a second that the command reads")
+    leaving.add_argument("--kills", type=int, default=2, help="so often the command is killed")
+    restarting = commands.add_parser("rolling", help="restart every bookie under writers")
+    restarting.add_argument("--delay", type=float, default=60.0)
+    restarting.add_argument("--pause", type=float, default=2.0, help="seconds between two restarts")
+    restarting.add_argument("--after", type=float, default=15.0, help="seconds to look on afterwards")
+    for each in (leaving, restarting):
+        each.add_argument("--ledgers", type=int, default=200)
+        each.add_argument("--entries", type=int, default=200, help="of 1 KiB, of each ledger")
+        each.add_argument("--writers", type=int, default=10)
+    for each in (losing, auditing, leaving, restarting):
         each.add_argument("--bookies", type=int, default=10)
         each.add_argument(
             "--metadata", help="a store that is empty, or zk: a server of its own; default: an embedded one"
@@ -388,7 +530,8 @@ def main() -> int:
         each.add_argument("--dir", default=".", help="where the files are made, and removed")
     options = parser.parse_args()
     options.dir = Path(options.dir).resolve()
-    return 0 if asyncio.run(lost(options) if options.command == "lost" else audit(options)) else 1
+    run = {"lost": lost, "audit": audit, "leave": leave, "rolling": rolling}[options.command]
+    return 0 if asyncio.run(run(options)) else 1
 
 
 if __name__ == "__main__":

@@ -17,10 +17,10 @@ counts as failed, and is sent nothing more, when it owes acknowledgements for to
 `idle`: a writer adds one entry and is idle; a reader tails. Measures the time from the acknowledgement to the
 entry's arrival.
 
-`lost`: three bookies with the defaults. The writer of a log dies together with one of the bookies, in one of
-four ways. Another client opens the log. Measures its time from then, when the writer's death is known, to its
-first acknowledged append. In every second round the client has read the log before, and has connections. The
-four ways:
+`lost`: three bookies with the defaults. One of them is lost in one of four ways, alone or together with the
+writer of a log. Another client opens the log. Measures its time from then, when the loss is known, to its
+first acknowledged append. A writer that is not lost goes on appending until it is fenced. In every second
+round the client has read the log before, and has connections. The four ways:
 
 - *kill*: `kill -9` of the bookie;
 - *stop*: SIGSTOP of the bookie;
@@ -38,7 +38,7 @@ import resource
 import statistics
 import sys
 import time
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -197,13 +197,16 @@ async def idle(home: Path, rounds: int) -> Samples:
 
 
 async def lost(home: Path, rounds: int) -> Samples:
-    """Lose a log's writer and one bookie of three, and take the log over."""
+    """Lose one bookie of three, alone or with a log's writer, and take the log over."""
     defaults = client_aio.ClientConfig()
-    rng, taken = random.Random(1), {way: list[float]() for way in ("kill", "stop", "drop", "host")}
+    taken = {f"{way}, {who}": list[float]() for who in _WHO for way in ("kill", "stop", "drop", "host")}
+    rng = random.Random()
     async with Cluster(home) as cluster, Links(cluster.uri) as links:
         for number in range(rounds):
-            for way, samples in taken.items():
-                name, victim = f"{way}.{number}", rng.choice(sorted(cluster.bookies))
+            for what, samples in taken.items():
+                way, _, who = what.partition(", ")
+                name = f"{way}.{_WHO.index(who)}.{number}"
+                victim = rng.choice(sorted(cluster.bookies))
                 async with (
                     links.connect("writer", config=defaults) as writing,
                     links.connect("standby", config=defaults) as standby,
@@ -214,14 +217,30 @@ async def lost(home: Path, rounds: int) -> Samples:
                     if number % 2:
                         assert len([record async for record in standby.read_log(name)]) >= 9
                     await _lose(way, cluster, links, standby, victim)
-                    await log.abort()
+                    appending = None
+                    if who == _WHO[0]:
+                        appending = asyncio.create_task(_append_until_fenced(log))
+                    else:
+                        await log.abort()
                     begun = time.perf_counter()
                     following = await standby.open_log(name)
                     await following.append(ENTRY)
                     samples.append(1e3 * (time.perf_counter() - begun))
+                    if appending is not None:
+                        await appending
                     await following.abort()
                 await _restore(way, cluster, links, victim)
-    return {f"{way}: to the first acknowledged append, ms": samples for way, samples in taken.items()}
+    return {f"{what}: to the first acknowledged append, ms": samples for what, samples in taken.items()}
+
+
+_WHO = ("a bookie", "writer too")
+
+
+async def _append_until_fenced(log: client_aio.LogWriter) -> None:
+    with suppress(client_aio.LogFencedError):
+        while True:
+            await log.append(ENTRY)
+    await log.abort()
 
 
 async def _lose(way: str, cluster: Cluster, links: Links, standby: client_aio.Client, victim: str) -> None:
@@ -256,7 +275,7 @@ MEASUREMENTS: dict[str, tuple[Callable[[Path, int], Awaitable[Samples]], int]] =
     "takeover": (takeover, 1),
     "slow": (slow, 20),  # one round in so many: each takes seconds
     "idle": (idle, 1),
-    "lost": (lost, 2),
+    "lost": (lost, 1),
 }
 
 
@@ -281,7 +300,7 @@ async def main() -> int:
             results[name] = await measure(home, max(1, arguments.rounds // share))
             if arguments.output == "table":
                 for what, samples in results[name].items():
-                    print(f"{name:9} {what:44} {_summary(samples)}", flush=True)
+                    print(f"{name:9} {what:52} {_summary(samples)}", flush=True)
     if arguments.output == "json":
         print(json.dumps(results))
     if arguments.json:

@@ -4,6 +4,7 @@
 
 A round has 1,000 appends in flight when two of three bookies are killed or stopped. They are away for a drawn
 time. In a third of the rounds the log rolls meanwhile, and in another third another client takes it over.
+Most of a round is waiting: several processes, with a seed each, may run at once.
 Afterwards the log is read: each acknowledged append is there once, in order, and none is there twice.
 """
 
@@ -67,7 +68,10 @@ def _outcome(future: asyncio.Future[Position]) -> str:
 
 async def run_round(cluster: Cluster, client: Client, other: Client, this: Round) -> None:
     """Run one round on a cluster whose bookies all run, and leave it so."""
-    victims = [cluster[name] for name in random.Random(this.number).sample(sorted(cluster.bookies), 2)]
+    victims = [
+        cluster[name]
+        for name in random.Random(f"{this.number}/{this.away_s}").sample(sorted(cluster.bookies), 2)
+    ]
     log = await _opened(client, roll_entries=400 if this.way == "with a roll" else None)
     this.append(log, APPENDS // 2)
     await asyncio.sleep(0)
@@ -157,6 +161,16 @@ def main() -> int:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         done = asyncio.run(run(arguments.rounds, arguments.seed, Path(directory)))
+    for way in WAYS:
+        of_way = [this for this in done if this.way == way]
+        counts = sum((this.counts() for this in of_way), collections.Counter[str]())
+        late = sorted(this.longest_s - this.away_s for this in of_way)
+        if late:
+            median, most = late[len(late) // 2], late[-1]
+            print(
+                f"{way}: {len(of_way)} rounds: {dict(counts)}; all appends of a round were done, after the "
+                f"bookies' return: median {median:.1f} s, most {most:.1f} s"
+            )
     counts = sum((this.counts() for this in done), collections.Counter[str]())
     bad = [this.number for this in done if this.faults]
     print(f"{len(done)} rounds: {dict(counts)}; rounds with faults: {bad or 'none'}")

@@ -31,6 +31,7 @@ from bookie_aio.server.backpressure import Backpressure
 from bookie_aio.server.connection import Connection
 from bookie_aio.server.dispatcher import Dispatcher, LedgerAuthoriser, PasswordLedgers
 from bookie_aio.server.given_ids import GivenIds
+from bookie_aio.server.registration import StandingOrder
 from bookie_aio.storage.disk.disk import RealDisk
 from bookie_aio.storage.engine import Engine, StorageConfig
 from bookie_aio.structured_logging import RepeatedWarnings
@@ -47,6 +48,7 @@ from bookie_aio.wire.messages import (
     encode_request,
 )
 from client_aio.bookies.connection import BookieConnection
+from client_aio.bookies.pool import BookieDirectory, BookiePool
 from client_aio.config import ClientConfig, WriteOptions
 from client_aio.context import ClientContext
 from client_aio.core.digest import Digest
@@ -161,7 +163,9 @@ class DurableAtOnce:
     def __init__(self, file: File) -> None:
         self._file = file
 
-    def write_and_sync(self, buffers: object, offset: int, then: object = ()) -> asyncio.Future[None]:
+    def write_and_sync(
+        self, buffers: object, offset: int, then: object = (), *, at_once: bool = False
+    ) -> asyncio.Future[None]:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         done.set_result(None)
         return done
@@ -173,8 +177,9 @@ class DurableAtOnce:
 async def client_us(shape: Shape, seconds: float) -> float:
     """Return the client's processor time for an add, in µs, futures and all."""
     config = ClientConfig()
+    pool = BookiePool(BookieDirectory(cast("Any", None), config), config, "")
     context = ClientContext(
-        config=config, ledgers=cast("Any", None), pool=cast("Any", None), finder=cast("Any", None),
+        config=config, ledgers=cast("Any", None), pool=pool, finder=cast("Any", None),
         tokens=random.Random(1), now_ms=lambda: 0,
     )  # fmt: skip
     connections = {}
@@ -212,6 +217,7 @@ async def client_us(shape: Shape, seconds: float) -> float:
         await writer.abort()
     for connection in connections.values():
         connection.close()
+    context.close()
     return found
 
 
@@ -240,7 +246,7 @@ async def bookie_us(shape: Shape, seconds: float) -> float:
             info=dict, authoriser=LedgerAuthoriser(engine, passwords), passwords=passwords,
             drop_if_deleted=cast("Any", None), lift_mark=cast("Any", None),
             given_ids=GivenIds(LEDGER_ID_MAX, cast("Any", None)), not_free_below=lambda: 0,
-            warnings=warnings,
+            warnings=warnings, order=StandingOrder(cast("Any", None), "b1", lambda: None),
         )  # fmt: skip
         connection = Connection(
             loop,

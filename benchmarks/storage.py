@@ -105,7 +105,9 @@ class _NoDisk:
     def __init__(self, file: File) -> None:
         self._file = file
 
-    def write_and_sync(self, buffers: object, offset: int, then: object = ()) -> asyncio.Future[None]:
+    def write_and_sync(
+        self, buffers: object, offset: int, then: object = (), *, at_once: bool = False
+    ) -> asyncio.Future[None]:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         done.set_result(None)
         return done

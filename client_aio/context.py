@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import re
 from asyncio.events import _get_running_loop
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -27,6 +28,15 @@ if TYPE_CHECKING:
     from metadata.access.ledgers import LedgerStore
     from metadata.model.ledger import LedgerMetadata
     from metadata.repeated_reports import RepeatedReports
+
+
+def check_running(loop: asyncio.AbstractEventLoop) -> None:
+    """Raise InvalidArgumentError unless this event loop is the running one."""
+    if _get_running_loop() is not loop:
+        raise InvalidArgumentError(
+            "this client belongs to another event loop, or another thread: make a client in each, or use "
+            "client_aio.sync from threads"
+        )
 
 
 @dataclass
@@ -69,11 +79,7 @@ class ClientContext:
 
     def check_loop(self) -> None:
         """Raise InvalidArgumentError outside the client's event loop, where calls would wait for ever."""
-        if _get_running_loop() is not self.loop:
-            raise InvalidArgumentError(
-                "this client belongs to another event loop, or another thread: make a client in each, or use "
-                "client_aio.sync from threads"
-            )
+        check_running(self.loop)
 
     def check_open(self) -> None:
         """Raise ClientClosedError when the client has been closed, InvalidArgumentError on another loop."""
@@ -168,7 +174,9 @@ Owner = TypeVar("Owner", bound=type)
 
 
 def on_own_loop(*exempt: str) -> Callable[[Owner], Owner]:
-    """Have each public coroutine method of a class check that it runs on its client's event loop.
+    """Have the public methods of a class check that they are called on their client's event loop.
+
+    These are the coroutine methods, and those that return an asynchronous iterator.
 
     Args:
         exempt: methods that check for themselves, since every add calls them, or that work anywhere.
@@ -176,11 +184,18 @@ def on_own_loop(*exempt: str) -> Callable[[Owner], Owner]:
 
     def decorate(owner: Owner) -> Owner:
         for name, method in list(vars(owner).items()):
-            if inspect.iscoroutinefunction(method) and not name.startswith("_") and name not in exempt:
+            if name.startswith("_") or name in exempt or not inspect.isfunction(method):
+                continue
+            if inspect.iscoroutinefunction(method):
                 setattr(owner, name, _checking(method))
+            elif _STREAM.search(str(method.__annotations__.get("return"))):
+                setattr(owner, name, _checking_stream(method))
         return owner
 
     return decorate
+
+
+_STREAM = re.compile(r"Stream\b|AsyncGenerator")
 
 
 def _checking(method: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Coroutine[Any, Any, Any]]:
@@ -188,5 +203,15 @@ def _checking(method: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., 
     async def checked(self: ContextOwner, *arguments: Any, **options: Any) -> Any:
         self._context.check_loop()
         return await method(self, *arguments, **options)
+
+    return checked
+
+
+def _checking_stream(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def checked(self: ContextOwner, *arguments: Any, **options: Any) -> Any:
+        if _get_running_loop() is not None:  # Without a loop nothing is begun yet.
+            self._context.check_loop()
+        return method(self, *arguments, **options)
 
     return checked

@@ -26,6 +26,7 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Self
 
+from client_aio.context import check_running
 from metadata.errors import (
     BookKeeperError,
     ClientClosedError,
@@ -85,6 +86,7 @@ class LeaderElection:
         if not isinstance(client, MetadataStore) and not hasattr(client, "_context"):
             raise InvalidArgumentError(f"{client!r} is neither a client nor a metadata store")
         self._store = client if isinstance(client, MetadataStore) else client._context.ledgers.store
+        self._loop = None if isinstance(client, MetadataStore) else client._context.loop
         self._key = f"{KEY_ELECTIONS}/{check_log_name(name)}"
         if not isinstance(value, bytes) or len(value) > VALUE_BYTES_MAX:
             raise InvalidArgumentError(f"the value of a candidate is at most {VALUE_BYTES_MAX} bytes")
@@ -123,6 +125,7 @@ class LeaderElection:
 
     async def changes(self) -> AsyncGenerator[bool, None]:
         """Yield whether this candidate leads, at once and at each change."""
+        self._check_loop()
         is_leader, term = self.is_leader, self.terms
         while True:
             yield is_leader
@@ -138,10 +141,13 @@ class LeaderElection:
         Raises:
             MetadataUnavailableError: the store does not answer.
         """
+        self._check_loop()
         found = await self._read(f"{self._key}/leader")
         return None if found is None else found.value
 
     async def __aenter__(self) -> Self:
+        self._check_loop()
+        self._loop = asyncio.get_running_loop()
         self._task = OwnedTask(self._run, f"candidate for {self._key}")
         return self
 
@@ -251,7 +257,12 @@ class LeaderElection:
     def _has_lost(self, term: int) -> bool:
         return not self.is_leader or self.terms != term
 
+    def _check_loop(self) -> None:
+        if self._loop is not None:
+            check_running(self._loop)
+
     async def _wait_for(self, is_met: Callable[[], bool]) -> None:
+        self._check_loop()
         if self._task is None:
             raise InvalidArgumentError("an election is entered before it is waited for: async with")
         async with self._changed:

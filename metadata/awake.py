@@ -28,6 +28,8 @@ LOOK_INTERVAL_S = 0.25
 """How often the event loop is looked at, while somebody waits."""
 LATE_S = 0.1
 """A timer that is later than this was held up. Smaller delays are of a busy loop, which does read answers."""
+_LEAST_S = 1e-6
+"""Less than this is left by rounding. A timer for it would fire at the same time, again and again."""
 
 
 class AwakeClock:
@@ -107,7 +109,8 @@ class Deadline(AwakeClock):
         """Return the seconds that are left; 0.0 at the end."""
         now = self.time()
         woke_at = now if self._late_s() else self._woke_at
-        return max(0.0, max(self._ends_at, woke_at + LOOK_INTERVAL_S) - now)
+        left_s = max(self._ends_at, woke_at + LOOK_INTERVAL_S) - now
+        return left_s if left_s > _LEAST_S else 0.0
 
     @property
     def is_over(self) -> bool:

@@ -91,10 +91,10 @@ class RepeatedReports:
         repeated.period_s = min(2 * repeated.period_s, self._longest_s)
         repeated.timer = self._after(repeated.period_s, key)
 
-    def close(self) -> None:
-        """Write the counts that are left, and cancel the timers."""
+    def close(self, *, writes_counts: bool = True) -> None:
+        """Write the counts that are left, if wanted, and cancel the timers."""
         for repeated in self._repeated.values():
             repeated.timer.cancel()
-            if repeated.count:
+            if repeated.count and writes_counts:
                 repeated.write(repeated.count)
         self._repeated.clear()

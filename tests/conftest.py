@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support import forkserver
 from tests.support.zookeeper import ZooKeeperEnsemble, ZooKeeperServer
 
 if TYPE_CHECKING:
@@ -40,6 +41,12 @@ def pytest_configure() -> None:
     os.environ.setdefault("JDK_JAVA_OPTIONS", JAVA_OPTIONS)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    forkserver.enable()
+
+
+def pytest_unconfigure() -> None:
+    """End what this process started for its tests."""
+    forkserver.disable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -35,6 +35,7 @@ from bookie_aio.server.registration import (
 )
 from bookie_aio.storage.data_directory import owner_of
 from bookie_aio.storage.engine import Engine, StorageConfig
+from bookie_aio.storage.segment.allocator import space_of
 from bookie_aio.structured_logging import RepeatedWarnings, fields
 from bookie_aio.wire.messages import VERSION_MAX, HelloAnswer
 from metadata.access.bookies import REMOVED, BookieRecord, join_address, split_address
@@ -57,6 +58,8 @@ log = logging.getLogger(__name__)
 
 _BACKLOG = 1024
 _ACCEPTED_AT_ONCE = 4
+_ANNOUNCE_S = 10.0
+"""How often the free space is looked at."""
 _ACCEPT_AGAIN_S = 0.5
 """The time after which a bookie without descriptors tries again."""
 
@@ -236,6 +239,8 @@ class Bookie:
         self._server: Server | None = None
         self._registration: BookieRegistration | None = None
         self._order: StandingOrder | None = None
+        self._announcing: asyncio.TimerHandle | None = None
+        self._disk: Disk | None = None
         self._is_ending = False
         self._deregistering: asyncio.Task[None] | None = None
         self.bookie_id = config.bookie_id
@@ -306,7 +311,7 @@ class Bookie:
         return bookie
 
     async def _open(self, disk: Disk, store: MetadataStore, rng: random.Random) -> None:
-        config = self._config
+        config, self._disk = self._config, disk
         # Before the bookie listens: it takes no add that an order of before its start forbids.
         self._order = StandingOrder(store, config.bookie_id, self._on_ordered)
         await self._order.start()
@@ -406,7 +411,7 @@ class Bookie:
             ),
         )
         # The bookie may have become read-only, or writable, while the registration was under way.
-        self._announce()
+        self._announce_again()
         assert self._age is not None
         self._age.start(self._on_failed)
 
@@ -442,7 +447,24 @@ class Bookie:
 
     def _announce(self) -> None:
         if self._registration is not None and self._order is not None:
-            self._registration.announce(is_writable=self.is_writable, order=self._order.mode)
+            self._registration.announce(
+                is_writable=self.is_writable, order=self._order.mode, space=self._space()
+            )
+
+    def _announce_again(self) -> None:
+        """Announce the free space where it has changed, now and from time to time."""
+        if not self._is_ending and not self.stopped.done():
+            self._announce()
+            self._announcing = self._loop.call_later(_ANNOUNCE_S, self._announce_again)
+
+    def _space(self) -> tuple[int, int, bool] | None:
+        assert self._disk is not None
+        limits = (self._config.storage or StorageConfig()).space
+        try:
+            return space_of(self._disk, self._config.directories, limits)
+        except StorageError as error:
+            log.warning("free space is not known", extra=fields(bookie=self.bookie_id, error=error))
+            return None
 
     def _bound_marks(self) -> None:
         """Bound the marks of all ledgers, where that is still to be done, and take new ledgers again."""
@@ -528,6 +550,8 @@ class Bookie:
         if self._is_ending:
             return
         self._is_ending = True
+        if self._announcing is not None:
+            self._announcing.cancel()
         if self._server is not None:
             self._server.close()
         if self._dispatcher is not None:

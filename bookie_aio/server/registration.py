@@ -271,11 +271,23 @@ class BookieRegistration:
                 bookie_id=record.bookie_id,
             ) from error
 
-    def announce(self, *, is_writable: bool, order: str) -> None:
-        """Update the record, as soon as the metadata store can be reached. Without effect once closed."""
+    def announce(self, *, is_writable: bool, order: str, space: tuple[int, int, bool] | None = None) -> None:
+        """Update the record, as soon as the metadata store can be reached. Without effect once closed.
+
+        Args:
+            space: free bytes, bytes in all, and whether the disks are nearly full; None for unknown. Small
+                changes are not announced.
+        """
         if self._is_closed:
             return
         self._record = replace(self._record, is_writable=is_writable, order=order)
+        if space is not None and self._record.has_moved(*space):
+            free_bytes, disk_bytes, is_tight = space
+            self._record = replace(
+                self._record, free_bytes=free_bytes, disk_bytes=disk_bytes, is_tight=is_tight
+            )
+        if self._announced == self._record:
+            return
         if self._updating is None or self._updating.done():
             self._updating = asyncio.get_running_loop().create_task(self._update())
 

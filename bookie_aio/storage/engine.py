@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING
 
 from bookie_aio.metrics import StorageMetrics
 from bookie_aio.storage.crash_recovery import CrashRecovery, EarlierRun, Held, RecoveredState
-from bookie_aio.storage.disk.disk import FailStopDisk
-from bookie_aio.storage.health import StorageHealth
+from bookie_aio.storage.health import FailStopDisk, StorageHealth
 from bookie_aio.storage.journal import AddWatch, Change, Done, Journal, Record
 from bookie_aio.storage.ledgers.checkpoint import LedgerState
 from bookie_aio.storage.ledgers.checkpointer import Checkpointer
@@ -65,6 +64,8 @@ class StorageConfig:
 
     segment_bytes: int = 128 * 1024 * 1024
     group_bytes_max: int = 4 * 1024 * 1024
+    short_sync_s: float = 0.0015
+    """The event loop waits itself for the sync of a small record while syncs take no longer; 0: never."""
     space: SpaceLimits = field(default_factory=SpaceLimits)
     files_max: int = 512
     """Files of sealed segments and indexes that are open at once."""
@@ -241,6 +242,7 @@ class Engine:
             segment,
             self._allocator,
             group_bytes_max=max(config.group_bytes_max, tail_bytes),
+            short_sync_s=config.short_sync_s,
             on_group=self._index_group,
             on_dropped=self._drop,
             on_rolled=self._rolled,

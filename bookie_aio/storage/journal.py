@@ -5,12 +5,16 @@ records that arrived while the fdatasync of the group before it ran. One group i
 group on disk proves that all groups before it are durable (rule 5). Does not own the index. Each durable
 group is handed over in order; that call indexes it, and then calls the `Done`s of its records.
 
+A small record that comes alone to an idle journal is written on the event loop's thread, while the disk is
+quick (`SyncGuard`). That saves two changes of thread, which cost more than the record itself.
+
 After the first failed write or sync nothing is written or acknowledged any more (rule 2).
 """
 
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,6 +32,15 @@ if TYPE_CHECKING:
     from bookie_aio.storage.segment.segment import Segment
     from bookie_aio.storage.segment.witness import WitnessFiles
     from bookie_aio.wire.blocks import Block, Buffer, LacStatement
+
+AT_ONCE_BYTES_MAX = 16 * 1024
+"""The event loop waits for groups up to this size, each of one record."""
+SHORT_SYNCS = 8
+"""After so many short syncs in a row the loop waits for the next one itself."""
+SHORT_SYNCS_MAX = 4096
+"""The number grows up to this one with each stall, and is forgotten after as many short syncs in a row."""
+STALL_S = 0.02
+"""A sync that the loop waited for, and that took longer, is a stall."""
 
 Done = Callable[[StorageError | None], None]
 """Called on the loop's thread, exactly once, with None when the record is durable and indexed."""
@@ -98,6 +111,36 @@ class Group:
     synced_s: float = 0.0
 
 
+class SyncGuard:
+    """Decides whether the event loop may wait for the sync of a small group.
+
+    The loop does nothing else meanwhile, so the disk must have been quick lately. A disk that then stalls
+    stops the loop once. After each further stall the loop leaves more syncs to the thread.
+    """
+
+    def __init__(self, short_s: float) -> None:
+        """A sync of up to `short_s` seconds is short. With 0 the loop never waits."""
+        self._short_s = short_s
+        self._pause = SHORT_SYNCS
+        self._left = SHORT_SYNCS if short_s else sys.maxsize
+
+    @property
+    def may_wait(self) -> bool:
+        """Return whether enough syncs in a row were short."""
+        return self._left <= 0
+
+    def note(self, seconds: float, *, has_waited: bool) -> None:
+        """Note how long a sync took, and whether the loop waited for it."""
+        if seconds <= self._short_s:
+            self._left -= 1
+            if self._left <= -SHORT_SYNCS_MAX:
+                self._left, self._pause = 0, SHORT_SYNCS
+        elif self._short_s:
+            if has_waited and seconds > STALL_S:
+                self._pause = min(8 * self._pause, SHORT_SYNCS_MAX)
+            self._left = self._pause
+
+
 class Journal:
     """Writes records in the order in which they were appended, group by group."""
 
@@ -107,6 +150,7 @@ class Journal:
         allocator: SegmentAllocator,
         *,
         group_bytes_max: int,
+        short_sync_s: float,
         on_group: Callable[[Group], None],
         on_dropped: Callable[[Sequence[Record], StorageError], None],
         on_rolled: Callable[[Segment], None],
@@ -116,6 +160,7 @@ class Journal:
         """Start with an empty segment.
 
         Args:
+            short_sync_s: see `SyncGuard`.
             on_group: a group is durable.
             on_dropped: these records will not be written: there was no space, or the disk failed.
             on_rolled: nothing more will be written to this segment.
@@ -125,6 +170,7 @@ class Journal:
         self._loop = asyncio.get_running_loop()
         self._allocator = allocator
         self._group_bytes_max = group_bytes_max
+        self._guard = SyncGuard(short_sync_s)
         self._on_group = on_group
         self._on_dropped = on_dropped
         self._on_rolled = on_rolled
@@ -177,7 +223,7 @@ class Journal:
         self.queued_bytes += record.size
         if self._in_flight is None and not self._is_scheduled:
             self._is_scheduled = True
-            self._loop.call_soon(self.launch)
+            self._loop.call_soon(self._launch_idle)
 
     def barrier(self, done: Done) -> None:
         """Call `done` when everything appended so far is durable.
@@ -194,9 +240,17 @@ class Journal:
             assert self._in_flight is not None
             self._in_flight.records.append(Record(b"", None, None, done, 0))
 
-    def launch(self) -> None:
-        """Write the next group, if there is one to write and room for it."""
+    def _launch_idle(self) -> None:
+        """Write what has come to an idle journal."""
         self._is_scheduled = False
+        self.launch(may_wait=self._guard.may_wait)
+
+    def launch(self, *, may_wait: bool = False) -> None:
+        """Write the next group, if there is one to write and room for it.
+
+        Args:
+            may_wait: the loop may wait for the sync of a single small record.
+        """
         while self._queue and self._in_flight is None and self._health.error is None:
             count, size = self._measure(self._group_bytes_max)
             if size > self.room:
@@ -212,7 +266,9 @@ class Journal:
                         self._drop_first()
                         continue
                     return
-            self._write([self._queue.popleft() for _ in range(count)], size)
+            self._write([self._queue.popleft() for _ in range(count)], size, may_wait=may_wait)
+            if self._is_scheduled:
+                return  # a `Done` has appended: later, so that the loop waits once an iteration at most
 
     def _measure(self, limit: int) -> tuple[int, int]:
         """Return how many of the queued records go into the next group, at least one, and their size."""
@@ -245,7 +301,7 @@ class Journal:
             self._barriers = 0
         self._on_dropped(dropped, DiskFullError("no space left, and the reserve is used up"))
 
-    def _write(self, records: list[Record], size: int) -> None:
+    def _write(self, records: list[Record], size: int, *, may_wait: bool) -> None:
         segment, header = self.segment, self.segment.header
         rows = [record.row for record in records if record.row]
         self.queued_bytes -= size
@@ -272,13 +328,17 @@ class Journal:
             assert segment.file is not None
             assert offset + total <= header.capacity
             claim = witness.of_group(header.segment_id, header.generation, offset + total)
-            future = segment.file.write_and_sync(buffers, offset, claim)
+            at_once = may_wait and len(records) == 1 and not self._queue and total <= AT_ONCE_BYTES_MAX
+            future = segment.file.write_and_sync(buffers, offset, claim, at_once=at_once)
         except Exception as error:  # no memory, or no thread
             self._health.fail(error, "writing a group")
             return
-        future.add_done_callback(self._written)
+        if future.done():
+            self._written(future, has_waited=True)
+        else:
+            future.add_done_callback(self._written)
 
-    def _written(self, future: asyncio.Future[None]) -> None:
+    def _written(self, future: asyncio.Future[None], *, has_waited: bool = False) -> None:
         error = None if future.cancelled() else future.exception()
         group = self._in_flight
         if self._health.error is not None or group is None:
@@ -287,6 +347,7 @@ class Journal:
             self._health.fail(error, "a write")
             return
         group.synced_s = self._loop.time() - group.started_s
+        self._guard.note(group.synced_s, has_waited=has_waited)
         self._in_flight = None
         self._witness.group_claimed(is_first=self._number == 0)
         self._number += 1

@@ -155,10 +155,12 @@ class Repair:
         on_progress: Callable[[RepairProgress], None],
         throttle: Callable[[int], Awaitable[None]] | None = None,
         preferred: str = "",
+        only: int | None = None,
     ) -> None:
         """Prepare.
 
         Args:
+            only: the first entry of the one fragment to repair; None for all.
             preferred: the bookie to copy to where it is in none of the seats, and can be had; "" for any.
             throttle: awaited with the bytes of each answer, before the next request. It bounds the bytes per
                 second that are read from the sources and from the target.
@@ -166,6 +168,7 @@ class Repair:
         self._context = context
         self._throttle = throttle
         self._preferred = preferred
+        self._only = only
         self._ledger_id = ledger_id
         self._lost = lost
         self._by = by
@@ -269,6 +272,8 @@ class Repair:
             async for span in found:
                 metadata = span.metadata
                 for part in complete_parts(span.fragments, span.last_entry):
+                    if self._only is not None and part.first_entry != self._only:
+                        continue
                     # A bookie that is repaired in its own place stays named.
                     if self._lost in part.bookies and part.first_entry not in self._fragments:
                         return metadata, part

@@ -12,6 +12,9 @@ The shell around `client_aio.core.audit`. Three tasks run while this process lea
   that were never filled are found: those of ledgers that began below E, or were closed at the ack quorum.
 - *Looks* notice the bookies that are gone for longer than the delay, and make the tasks.
 
+With a placement policy that has write sets span racks, a pass also notes the ledgers that one exchange of a
+bookie would spread better. Their tasks come last.
+
 Nothing here changes a ledger or a bookie.
 """
 
@@ -38,9 +41,11 @@ from client_aio.core.audit import (
 from client_aio.core.repair_plan import Part
 from client_aio.election import LeaderElection
 from metadata.access.repair_tasks import (
+    COPIES_MAX,
     REASON_LOST,
     REASON_MARKED,
     REASON_MISSING,
+    REASON_RACKS,
     AuditorRecord,
     RepairTask,
     RepairTasks,
@@ -84,6 +89,13 @@ def replica_states(replicas: Iterable[Replica]) -> list[ReplicaState]:
         for one in replicas
         if one.entries_owed is not None
     ]
+
+
+def racks_of(context: ClientContext) -> tuple[dict[str, str], list[str]]:
+    """Return the rack of each bookie that runs, and the bookies that may be chosen for racks' sake."""
+    running = context.pool.directory.available
+    racks = {name: record.rack for name, record in running.items()}
+    return racks, [name for name, one in running.items() if one.is_writable and not one.is_tight]
 
 
 class Auditor:
@@ -201,6 +213,7 @@ class Auditor:
             self._drop(ledger_id)
         self._unreadable &= present
         self._listed = listed
+        self._note_racks()
         self.record = replace(
             self.record,
             ledgers=len(self.index),
@@ -210,6 +223,16 @@ class Auditor:
             pass_s=round(self._loop.time() - began, 3),
             reads=self._reads,
         )
+
+    def _note_racks(self) -> None:
+        """Note the ledgers with write sets on one rack, where the placement policy has them span racks."""
+        if not self._context.finder.spans_racks:
+            return
+        racks, candidates = racks_of(self._context)
+        for ledger_id in self.index.on_one_rack(racks, candidates)[: self._config.tasks_max]:
+            if ledger_id not in self._refs and ledger_id not in self._found:
+                self._found[ledger_id] = (COPIES_MAX, {REASON_RACKS: []})
+                self._is_dirty = True
 
     async def _read_all(self, ledger_ids: Iterable[int]) -> None:
         """Read the metadata of some ledgers, a few at once."""

@@ -55,7 +55,7 @@ from metadata.errors import (
     NoSuchLedgerError,
     NotEnoughBookiesError,
 )
-from metadata.ids import KEY_LEDGERS, age_key, available_key, check_bookie_id, cookie_key
+from metadata.ids import KEY_LEDGERS, available_key, check_bookie_id, cookie_key
 from metadata.owned_task import OwnedTask, for_each
 
 if TYPE_CHECKING:
@@ -478,9 +478,9 @@ class Drain:
             ) from None
         # Before the cookie goes: a new bookie under the id would have lost the fences of this one (rule 6).
         await retire(self._store, self._bookie_id)
-        for key in (cookie_key(self._bookie_id), age_key(self._bookie_id)):
-            with suppress(NoSuchKeyError):
-                await self._store.delete(key)
+        # Its age stays: a bookie that stood still and misses it would report that the store was set back.
+        with suppress(NoSuchKeyError):
+            await self._store.delete(cookie_key(self._bookie_id))
         await change_order(self._store, self._bookie_id, lambda _: None)
 
     async def _is_registered(self) -> bool:

@@ -219,6 +219,10 @@ class BookieReport:
     gone_s: float | None = None
     """For how long the auditor has seen it to be gone."""
     disk_free_bytes: int | None = None
+    disk_bytes: int | None = None
+    """The size of its disks."""
+    is_tight: bool = False
+    """Its disks are nearly full, so it gets new ledgers only where there are too few others."""
     ledgers_damaged: int | None = None
     """How many ledgers it has marks of lost data for (rule 4)."""
     uptime_s: float | None = None
@@ -398,6 +402,7 @@ async def _report_bookies(
 async def _ask(context: ClientContext, record: BookieRecord, ledgers: int) -> BookieReport:
     state = "writable" if record.is_writable else "read-only"
     found = BookieReport(record.bookie_id, state, record.rack, record.weight, list(record.addresses), ledgers)
+    found.disk_bytes, found.is_tight = record.disk_bytes, record.is_tight
     try:
         figures = await figures_of(context, record.bookie_id, _INFO_TIMEOUT_S)
         found.disk_free_bytes = figures["storage"]["disk"]["free_bytes"]

@@ -22,9 +22,9 @@ from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from client_aio.admin.repair import Repair
+from client_aio.admin.repair import Repair, RepairReport
 from client_aio.admin.replicas import list_replicas
-from client_aio.autorecovery.auditor import replica_states
+from client_aio.autorecovery.auditor import racks_of, replica_states
 from client_aio.core.audit import (
     Seats,
     TokenBucket,
@@ -33,6 +33,9 @@ from client_aio.core.audit import (
     retry_after_s,
     seats_to_repair,
 )
+from client_aio.core.placement import spread
+from client_aio.core.repair_plan import Part, complete_parts
+from client_aio.unbounded.paged_fragments import spans
 from metadata.access.repair_tasks import RepairTask, RepairTasks, TaskRef, WorkerRecord
 from metadata.errors import (
     BookKeeperError,
@@ -294,6 +297,7 @@ class Worker:
                 except BookKeeperError as error:
                     errors.append(f"{bookie_id}: {error}")
             if not seats.in_place and not seats.replaced:
+                await self._spread(ledger_id)
                 return Outcome(is_done=True)
             left, _ = await self.look(ledger_id, lost_bookies)
         except NoSuchLedgerError:
@@ -323,13 +327,51 @@ class Worker:
         seats = seats_to_repair(states, lost_bookies, running, marks_stay(metadata), leaving)
         return seats, copies_by_replicas(metadata.write_quorum, states)
 
+    async def _spread(self, ledger_id: int) -> None:
+        """Give seats of complete fragments to bookies on other racks, where the placement policy asks for it.
+
+        Raises:
+            BookKeeperError: a copy could not be made.
+        """
+        if not self._context.finder.spans_racks:
+            return
+        metadata, _ = await self._context.ledgers.read(ledger_id)
+        parts: list[Part] = []
+        async with aclosing(spans(self._context, metadata)) as found:
+            async for span in found:
+                parts += complete_parts(span.fragments, span.last_entry)
+        racks, candidates = racks_of(self._context)
+        for part in parts:
+            bookies = list(part.bookies)
+            while (exchange := spread(bookies, metadata.write_quorum, racks, candidates)) is not None:
+                seat, new = exchange
+                report = await self._run(ledger_id, bookies[seat], preferred=new, only=part.first_entry)
+                if not report.fragments or report.fragments[0].replacement != new:
+                    break  # Another client changed the fragment, or trimmed it; or the bookie failed.
+                bookies[seat] = new
+
     async def _repair(self, ledger_id: int, bookie_id: str, *, in_place: bool) -> int:
         """Repair one bookie's part of a ledger; return how many entries no bookie returned."""
         record = self._context.pool.directory.available.get(bookie_id)
         # A bookie that is read-only takes no copies, so that its seat goes to another one.
         by = bookie_id if in_place and record is not None and record.is_writable else None
         order = self._context.pool.directory.orders.by_bookie.get(bookie_id)
-        report = await Repair(
+        preferred = order.successor if order is not None else ""
+        report = await self._run(ledger_id, bookie_id, by=by, preferred=preferred)
+        if report.mark_left:
+            logger.warning("ledger=%d bookie=%s keeps its mark: %s", ledger_id, bookie_id, report.mark_left)
+        return sum(run.entries for fragment in report.fragments for run in fragment.lost)
+
+    async def _run(
+        self,
+        ledger_id: int,
+        bookie_id: str,
+        *,
+        by: str | None = None,
+        preferred: str = "",
+        only: int | None = None,
+    ) -> RepairReport:
+        return await Repair(
             self._context,
             ledger_id,
             bookie_id,
@@ -338,11 +380,9 @@ class Worker:
             password=b"",
             on_progress=lambda _: None,
             throttle=self._throttle,
-            preferred=order.successor if order is not None else "",
+            preferred=preferred,
+            only=only,
         ).run()
-        if report.mark_left:
-            logger.warning("ledger=%d bookie=%s keeps its mark: %s", ledger_id, bookie_id, report.mark_left)
-        return sum(run.entries for fragment in report.fragments for run in fragment.lost)
 
     async def _throttle(self, size: int) -> None:
         self.record = replace(self.record, bytes_read=self.record.bytes_read + size)

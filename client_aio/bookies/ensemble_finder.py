@@ -106,6 +106,11 @@ class EnsembleFinder:
         self._rng = rng
         self._left_out: tuple[str, ...] = ()  # the bookies of the last warning
 
+    @property
+    def spans_racks(self) -> bool:
+        """Return whether the policy has write sets span racks."""
+        return bool(getattr(self._policy, "spans_racks", False))
+
     async def find(self, ledger_id: int, sizes: Sizes, *, excluded: Collection[str] = ()) -> Found:
         """Find the ensemble of a new ledger or of a next fragment, independent of a present one.
 
@@ -150,6 +155,7 @@ class EnsembleFinder:
 
     async def _fill(self, vacancy: _Vacancy) -> Found:
         directory, seats = self._pool.directory, vacancy.seats
+        directory.refresh_soon()
         kept = {bookie_id for bookie_id in seats if bookie_id is not None}
         # The bookies that lost these seats may be back: they are chosen if there are too few others.
         lost = [bookie_id for bookie_id in vacancy.former if bookie_id not in kept]

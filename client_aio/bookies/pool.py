@@ -21,6 +21,7 @@ from client_aio.bookies.connection import BookieConnection, connect
 from metadata.access.bookies import BookieRecord, Orders, available_bookies, registered_bookies
 from metadata.awake import Deadline
 from metadata.errors import (
+    BookieReadOnlyError,
     BookieUnavailableError,
     BookKeeperError,
     ClientClosedError,
@@ -45,6 +46,8 @@ Answer = TypeVar("Answer", bound="Message")
 Result = TypeVar("Result")
 
 _REFRESH_RETRY_S = 0.5
+_RECORDS_AGE_S = 30.0
+"""Records of bookies that are older are read again before the next ensemble but one is chosen."""
 _REPORTS_LONGEST_S = 3600.0
 _REPORTS_MAX = 256
 GRACE_S = 0.1
@@ -92,6 +95,8 @@ class BookieDirectory:
         self.reports = RepeatedReports(self._loop, longest_s=_REPORTS_LONGEST_S, keys_max=_REPORTS_MAX)
         """Of the whole client: warnings that come again and again."""
         self._tasks: list[OwnedTask] = []
+        self._refreshing: asyncio.Task[None] | None = None
+        self._read_at = self._loop.time()
         self._reads = 0
         self._read_last = 0  # the newest read whose result is in use
         self.orders = Orders()
@@ -112,7 +117,10 @@ class BookieDirectory:
 
     async def close(self) -> None:
         """Stop following."""
-        self.reports.close()
+        if self._refreshing is not None:
+            self._refreshing.cancel()
+            await asyncio.gather(self._refreshing, return_exceptions=True)
+        self.reports.close(writes_counts=False)
         for task in self._tasks:
             task.cancel()
         for task in self._tasks:
@@ -148,9 +156,27 @@ class BookieDirectory:
         self._quarantine.note_failure(bookie_id, self._loop.time())
 
     def note_refusal(self, bookie_id: str, error: BookKeeperError) -> None:
-        """Put a bookie into quarantine, unless it answered that the ledger has been deleted."""
+        """Put a bookie into quarantine, unless it answered that the ledger has been deleted.
+
+        A bookie that answered that it is read-only counts as that until its record is read again.
+        """
         if not isinstance(error, NoSuchLedgerError):
             self.note_failure(bookie_id)
+        if isinstance(error, BookieReadOnlyError) and bookie_id in self._available:
+            self._available[bookie_id] = replace(self._available[bookie_id], is_writable=False)
+
+    def refresh_soon(self) -> None:
+        """Begin to read the registrations where they are old: free space changes without a word."""
+        is_old = self._loop.time() > self._read_at + _RECORDS_AGE_S
+        if self._tasks and is_old and (self._refreshing is None or self._refreshing.done()):
+            self._refreshing = self._loop.create_task(self._refresh_quietly(), name="refresh of bookies")
+
+    async def _refresh_quietly(self) -> None:
+        try:
+            await self.refresh()
+        except MetadataError as error:
+            self._read_at = self._loop.time()  # The next attempt comes as much later.
+            logger.info("the records of bookies stay as they are: %s", error)
 
     def addresses(self, bookie_id: str) -> list[str]:
         """Return the bookie's last known addresses; none if it was never registered."""
@@ -169,7 +195,7 @@ class BookieDirectory:
         orders = await Orders.read(self._store)
         if number < self._read_last:
             return  # A read that began later has ended earlier.
-        self._read_last = number
+        self._read_last, self._read_at = number, self._loop.time()
         self._last_known.update(available)
         self._available = {
             name: replace(record, is_writable=False) if name in orders.by_bookie else record

@@ -14,6 +14,7 @@ from client_aio.core.audit import Ties
 from client_aio.core.repair_plan import EntryRun
 from client_aio.log.gaps import LogGap
 from client_aio.log.takeover import LogMetadata
+from metadata.access.repair_tasks import COPIES_MAX
 from metadata.errors import InvalidArgumentError
 from metadata.model.ledger import GivenUp, LedgerMetadata
 from metadata.model.log import LogRow
@@ -384,6 +385,8 @@ def survey_text(found: ClusterSurvey) -> str:
             facts.insert(0, f"ordered to be {one.order}")
         if one.disk_free_bytes is not None:
             facts.append(f"{one.disk_free_bytes / 2**30:,.1f} GiB free")
+        if one.is_tight:
+            facts.append("disks nearly full")
         if one.ledgers_damaged:
             facts.append(f"data lost of {one.ledgers_damaged:,} ledgers")
         if one.gone_s is not None:
@@ -407,7 +410,8 @@ def recovery_text(state: AutoRecoveryState) -> str:
         f"{len(state.workers)} workers, {len(state.refs):,} tasks{waiting}{estimate}"
     ]
     for copies, count in state.by_copies.items():
-        lines.append(f"  {count:,} ledgers with {copies} good copies of some entries")
+        what = f"with {copies} good copies of some entries"
+        lines.append(f"  {count:,} ledgers {'to spread over racks' if copies == COPIES_MAX else what}")
     for ref, task in state.tasks:
         if task.attempts:
             lines.append(f"  ledger {ref.ledger_id}, {task.attempts} attempts: {escape(task.error)}")

@@ -29,7 +29,9 @@ from bisect import bisect_right
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
+from client_aio.core.placement import spread
 from client_aio.core.quorum import write_set
+from metadata.access.repair_tasks import COPIES_MAX
 from metadata.model.ledger import LedgerState
 
 if TYPE_CHECKING:
@@ -198,6 +200,18 @@ class LedgerIndex:
                 taken = itertools.islice(ledgers, max(count_max - len(found), 0))
                 found.extend(Lacking(copies, one, concerned) for one in taken)
         return sorted(found), total
+
+    def on_one_rack(self, racks: Mapping[str, str], candidates: Collection[str]) -> list[int]:
+        """Return the ledgers with a complete fragment that an exchange of one bookie would spread better.
+
+        Args: as those of `client_aio.core.placement.spread`. The work grows with the layouts.
+        """
+        return sorted(
+            ledger_id
+            for layout, ledgers in self._ledgers_of.items()
+            if any(spread(one, layout.write_quorum, racks, candidates) for one in layout.complete)
+            for ledger_id in ledgers
+        )
 
     def growing_on(self, bad: Collection[str]) -> list[int]:
         """Return the ledgers not CLOSED whose last fragment names a bad bookie, ascending."""
@@ -565,7 +579,7 @@ def judge(
         ordered: the mode of the order of each bookie that has one.
         damaged: bookies with marks of lost data.
         lacking: how many ledgers name bookies that are down in complete fragments, by good copies.
-        tasks: how many repair tasks there are, by good copies.
+        tasks: how many repair tasks there are, by good copies; `COPIES_MAX` for those about racks.
         growing_on_down: how many ledgers that are not CLOSED name such a bookie in their last fragment.
         absent: how many ledgers have entries that no bookie returned to a repair.
         unreadable: how many ledgers' metadata do not parse.
@@ -580,6 +594,9 @@ def judge(
     for what, by_copies in (("ledgers lack copies on bookies that are down", lacking),
                             ("ledgers wait for repair", tasks)):  # fmt: skip
         for copies, count in sorted(by_copies.items()):
+            if copies == COPIES_MAX:
+                note(Condition.DEGRADED, f"{count:,} ledgers wait for a place on more than one rack")
+                continue
             condition = Condition.AT_RISK if copies <= 1 else Condition.DEGRADED
             note(condition, f"{count:,} {what}, good copies of some entries: {copies}")
     if absent:

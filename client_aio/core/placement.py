@@ -13,11 +13,13 @@ Where fewer bookies than seats can be reached, some seats are left to bookies th
 then sees these as seats that stay. `seats_to_leave` chooses them: each write set keeps Qa bookies that can
 be reached.
 
-`WeightedRandom` is the default policy. `RackAware` places ensembles so that the failure of one rack does not
-lose all copies of an entry. A rack is a label that a bookie announces (`bookie serve --rack`), for bookies
-that fail together: a rack, a room or a zone. Each write set, Qw neighbouring seats around the end of the
-ensemble, should span at least two racks. Bookies without a label count as one rack, since they may stand
-together.
+`WeightedRandom` is the default policy. It draws in proportion to weight and free space (`shares`). A bookie
+whose disks are nearly full comes last: it gets no new ledger before it is read-only, if there are others.
+
+`RackAware` places ensembles so that the failure of one rack does not lose all copies of an entry. A rack is a
+label that a bookie announces (`bookie serve --rack`), for bookies that fail together: a rack, a room or a
+zone. Each write set, Qw neighbouring seats around the end of the ensemble, should span at least two racks.
+Bookies without a label count as one rack, since they may stand together.
 
 The search of `RackAware` tries racks seat by seat, depth first, in the order of a random draw by weight. So
 the weights decide wherever the racks leave a choice. A first pass abandons a branch at the first write set on
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
 
     from metadata.access.bookies import BookieRecord
 
+FREE_SHARE_MIN = 0.05
+"""The least share of a bookie with little free space, compared with the bookie that has the most."""
 _STEPS_MAX = 10_000
 _STEPS_OF_SEATS_MAX = 1_000
 
@@ -116,16 +120,34 @@ class WeightedRandom:
         return Choice(back_in_own_seats(seating, drawn))
 
 
+def shares(candidates: Mapping[str, BookieRecord]) -> dict[str, float]:
+    """Return the weight of each candidate in a draw: its own weight, times its share of free space.
+
+    The bookie with the most free space has the share 1. The others' shares are in proportion, and at least
+    `FREE_SHARE_MIN`: a new, empty bookie does not get every new ledger. A bookie that announces no free space
+    has the share 1.
+    """
+    most = max((record.free_bytes or 0 for record in candidates.values()), default=0)
+    return {
+        bookie_id: record.weight
+        * (1.0 if record.free_bytes is None or not most else max(record.free_bytes / most, FREE_SHARE_MIN))
+        for bookie_id, record in candidates.items()
+    }
+
+
 def weighted_order(candidates: Mapping[str, BookieRecord], rng: random.Random) -> list[str]:
     """Return the candidates in a random order in which a heavier one tends to come earlier.
 
-    Any prefix of it is a draw by weight without replacement. Candidates of weight 0 come last.
+    Any prefix of it is a draw by weight without replacement (`shares`). Candidates of weight 0 come behind
+    the others, and bookies whose disks are nearly full last: those should not be read-only soon.
     """
+    weights = shares(candidates)
 
     # Exponential draws with the weights as rates, in ascending order (Efraimidis and Spirakis, 2006).
-    def key(bookie_id: str) -> tuple[bool, float]:
-        weight = candidates[bookie_id].weight
-        return (weight <= 0, rng.expovariate(weight if weight > 0 else 1.0))
+    def key(bookie_id: str) -> tuple[bool, bool, float]:
+        weight = weights[bookie_id]
+        draw = rng.expovariate(weight if weight > 0 else 1.0)
+        return (candidates[bookie_id].is_tight, weight <= 0, draw)
 
     keys = {bookie_id: key(bookie_id) for bookie_id in sorted(candidates)}
     return sorted(keys, key=keys.__getitem__)
@@ -213,6 +235,9 @@ class RackAware:
     If they do not, as few write sets as possible are on one rack, and the choice carries a warning.
     """
 
+    spans_racks = True
+    """Auto recovery with this policy also spreads write sets that have come to be on one rack."""
+
     def choose(self, seating: Seating, rng: random.Random) -> Choice:
         """Choose as `PlacementPolicy.choose` says."""
         order = weighted_order(seating.candidates, rng)
@@ -236,6 +261,38 @@ def write_sets_on_one_rack(racks: Sequence[str], write_quorum: int) -> list[int]
         for start in range(len(racks))
         if len({racks[seat] for seat in write_set(start, len(racks), write_quorum)}) == 1
     ]
+
+
+def spread(
+    ensemble: Sequence[str], write_quorum: int, racks: Mapping[str, str], candidates: Collection[str]
+) -> tuple[int, str] | None:
+    """Return the exchange of one bookie after which the fewest write sets are on one rack.
+
+    Args:
+        racks: the rack of each bookie that runs. An ensemble with another bookie is left as it is.
+        candidates: the bookies that may be chosen, all of them running.
+
+    Returns:
+        The seat and its new bookie; None where no exchange of one bookie helps.
+    """
+    if write_quorum < 2 or any(name not in racks for name in ensemble):
+        return None
+    labels = [racks[name] for name in ensemble]
+    fewest = len(write_sets_on_one_rack(labels, write_quorum))
+    if not fewest:
+        return None
+    offered: dict[str, str] = {}  # one bookie of each rack
+    for name in sorted(candidates):
+        if name not in ensemble:
+            offered.setdefault(racks[name], name)
+    found = None
+    for seat in range(len(ensemble)):
+        for rack, name in offered.items():
+            changed = [*labels[:seat], rack, *labels[seat + 1 :]]
+            count = len(write_sets_on_one_rack(changed, write_quorum))
+            if count < fewest:
+                fewest, found = count, (seat, name)
+    return found
 
 
 def _alone(seating: Seating, chosen: Sequence[str]) -> list[int]:

@@ -1,7 +1,8 @@
 """The blocking writers of ledgers, unbounded ledgers and logs, and the client's methods that open them.
 
-A `SubmitQueue` stands before each writer on the loop. See `client_aio.ledger.writer`, `client_aio.unbounded`
-and `client_aio.log` for what the writers do. `WriterHandle` is what all blocking writers share.
+A `SubmitQueue` stands before each writer on the loop. `WriterHandle` is what all blocking writers share.
+Arguments, results and errors are those of the method of the same name in `client_aio`, and are described
+there: here stands only what differs.
 """
 
 from __future__ import annotations
@@ -115,22 +116,22 @@ class LedgerWriter(WriterHandle[int]):
 
     @property
     def ledger_id(self) -> int:
-        """Return the ledger's id."""
+        """As `client_aio.LedgerWriter.ledger_id`."""
         return self._writer.ledger_id
 
     @property
     def metadata(self) -> LedgerMetadata:
-        """Return the ledger's metadata as this writer last wrote it."""
+        """As `client_aio.LedgerWriter.metadata`."""
         return self._writer.metadata
 
     @property
     def last_add_confirmed(self) -> int:
-        """Return the id of the last acknowledged entry, −1 for none."""
+        """As `client_aio.LedgerWriter.last_add_confirmed`."""
         return self._writer.last_add_confirmed
 
     @property
     def length(self) -> int:
-        """Return the payload bytes of all acknowledged entries."""
+        """As `client_aio.LedgerWriter.length`."""
         return self._writer.length
 
     def add_entry(self, data: bytes | bytearray | memoryview, entry_id: int | None = None) -> int:
@@ -180,11 +181,11 @@ class LedgerWriter(WriterHandle[int]):
             raise
 
     def force(self) -> int:
-        """Make all adds so far durable and acknowledge them (deferred sync); return the LAC."""
+        """As `client_aio.LedgerWriter.force`."""
         return self._behind_inbox(self._writer.force)
 
     def close(self, *, at_ack_quorum: bool = False) -> LedgerMetadata:
-        """Flush, and close the ledger for ever; see `client_aio.LedgerWriter.close`."""
+        """As `client_aio.LedgerWriter.close`."""
         return self._behind_inbox(lambda: self._writer.close(at_ack_quorum=at_ack_quorum))
 
 
@@ -288,24 +289,24 @@ class UnboundedLedgerWriter(LedgerWriter):
 
     @property
     def term(self) -> int:
-        """Return the term under which this writer writes."""
+        """As `client_aio.UnboundedLedgerWriter.term`."""
         return self._unbounded.term
 
     @property
     def first_entry(self) -> int:
-        """Return the first entry that has not been trimmed."""
+        """As `client_aio.UnboundedLedgerWriter.first_entry`."""
         return self._unbounded.first_entry
 
     def roll(self) -> int:
-        """Begin a new fragment, and return its first entry."""
+        """As `client_aio.UnboundedLedgerWriter.roll`."""
         return self._behind_inbox(self._unbounded.roll)
 
     def trim(self, before_entry: int) -> int:
-        """Drop the fragments that lie before an entry, and return the first entry that is left."""
+        """As `client_aio.UnboundedLedgerWriter.trim`."""
         return self._run(self._unbounded.trim(before_entry))
 
     def close(self, *, at_ack_quorum: bool = False, seal: bool = False) -> LedgerMetadata:
-        """Flush, and leave the ledger to the next takeover; with `seal` close it for good."""
+        """As `client_aio.UnboundedLedgerWriter.close`."""
         return self._behind_inbox(lambda: self._unbounded.close(seal=seal))
 
 
@@ -313,10 +314,7 @@ class UnboundedClient(ClientHandle):
     """The unbounded-ledger operations of a client; a part of `Client`."""
 
     def open_unbounded_ledger(self, name_or_id: str | int, **options: Any) -> UnboundedLedgerWriter:
-        """**Take an unbounded ledger over**, or create it, and open it for writing.
-
-        Options as for `client_aio.Client.open_unbounded_ledger`.
-        """
+        """As `client_aio.Client.open_unbounded_ledger`; blocks until the ledger is open."""
 
         async def open_() -> client_aio.UnboundedLedgerWriter:
             return await self._client.open_unbounded_ledger(name_or_id, **options)
@@ -324,13 +322,13 @@ class UnboundedClient(ClientHandle):
         return UnboundedLedgerWriter(self._background, self._run(open_()))
 
     def create_unbounded_ledger(self, name: str, **options: Any) -> int:
-        """Create an unbounded ledger without a writer, and return its id."""
+        """As `client_aio.Client.create_unbounded_ledger`."""
         return self._run(self._client.create_unbounded_ledger(name, **options))
 
     def read_unbounded_ledger(
         self, name_or_id: str | int, start: int | None = 0, *, follow: bool = True, password: bytes = b""
     ) -> Generator[Entry, None, None]:
-        """Read an unbounded ledger from an entry on; with `follow` until it is sealed. Never fences."""
+        """As `client_aio.Client.read_unbounded_ledger`; a generator that blocks."""
         return self._iterate(
             lambda: self._client.read_unbounded_ledger(name_or_id, start, follow=follow, password=password)
         )
@@ -338,11 +336,11 @@ class UnboundedClient(ClientHandle):
     def trim_unbounded_ledger(
         self, name_or_id: str | int, before_entry: int, *, password: bytes = b""
     ) -> int:
-        """Drop the fragments that lie before an entry, beside a writer or without one; **never fences**."""
+        """As `client_aio.Client.trim_unbounded_ledger`."""
         return self._run(self._client.trim_unbounded_ledger(name_or_id, before_entry, password=password))
 
     def list_unbounded_ledgers(self) -> list[tuple[str, int]]:
-        """Return names and ids of the unbounded ledgers that have a name, in the order of the names."""
+        """As `client_aio.Client.list_unbounded_ledgers`; returns a list."""
 
         async def collect() -> list[tuple[str, int]]:
             return [found async for found in self._client.list_unbounded_ledgers()]
@@ -359,12 +357,12 @@ class LogWriter(WriterHandle["Position"]):
 
     @property
     def name(self) -> str:
-        """Return the log's name."""
+        """As `client_aio.LogWriter.name`."""
         return self._writer.name
 
     @property
     def last_add_confirmed(self) -> Position | None:
-        """Return the position of the last acknowledged record, None for none."""
+        """As `client_aio.LogWriter.last_add_confirmed`."""
         return self._writer.last_add_confirmed
 
     def append(self, data: bytes | bytearray | memoryview) -> Position:
@@ -386,11 +384,11 @@ class LogWriter(WriterHandle["Position"]):
         return self._inbox.put(as_bytes(data, "a record"))
 
     def roll(self) -> None:
-        """Roll to another ledger."""
+        """As `client_aio.LogWriter.roll`."""
         self._behind_inbox(self._writer.roll)
 
     def close(self, *, at_ack_quorum: bool = False) -> None:
-        """Flush, and close the log's last ledger; see `client_aio.LogWriter.close`."""
+        """As `client_aio.LogWriter.close`."""
         self._behind_inbox(lambda: self._writer.close(at_ack_quorum=at_ack_quorum))
 
 
@@ -398,7 +396,7 @@ class LogClient(ClientHandle):
     """The log operations of a client; a part of `Client`."""
 
     def open_log(self, name: str, **options: Any) -> LogWriter:
-        """Open a log for writing; **takes it over**. Options as for `client_aio.Client.open_log`."""
+        """As `client_aio.Client.open_log`; blocks until the log is open."""
 
         async def open_() -> client_aio.LogWriter:
             return await self._client.open_log(name, **options)
@@ -406,7 +404,7 @@ class LogClient(ClientHandle):
         return LogWriter(self._background, self._run(open_()))
 
     def create_log(self, name: str, **options: Any) -> None:
-        """Create an empty log. Options as for `client_aio.Client.create_log`."""
+        """As `client_aio.Client.create_log`."""
         self._run(self._client.create_log(name, **options))
 
     @overload
@@ -443,7 +441,7 @@ class LogClient(ClientHandle):
         on_gap: OnGap = "raise",
         password: bytes = b"",
     ) -> Generator[LogRecord, None, None] | Generator[LogRecord | LogGap, None, None]:
-        """Read a log's records in order; with `follow` the iterator never ends."""
+        """As `client_aio.Client.read_log`; a generator that blocks."""
         for batch in self._read_log(name, start, follow, wait, on_gap, password):
             if isinstance(batch, LogGap):
                 yield batch
@@ -484,7 +482,7 @@ class LogClient(ClientHandle):
         on_gap: OnGap = "raise",
         password: bytes = b"",
     ) -> Generator[LogBatch, None, None] | Generator[LogBatch | LogGap, None, None]:
-        """Read as `read_log` does, in batches."""
+        """As `client_aio.Client.read_log_batches`; a generator that blocks."""
         return self._read_log(name, start, follow, wait, on_gap, password)
 
     def _read_log(
@@ -493,15 +491,15 @@ class LogClient(ClientHandle):
         return self._iterate(lambda: self._client._read(name, start, follow, wait, on_gap, password))
 
     def add_to_log(self, name: str, ledger_ids: list[int], **options: Any) -> AddedToLog:
-        """Add CLOSED ledgers to a log, all at once. Options as for `client_aio.Client.add_to_log`."""
+        """As `client_aio.Client.add_to_log`."""
         return self._run(self._client.add_to_log(name, ledger_ids, **options))
 
     def log_metadata(self, name: str) -> LogMetadata:
-        """Read a log's list of ledgers."""
+        """As `client_aio.Client.log_metadata`."""
         return self._run(self._client.log_metadata(name))
 
     def list_logs(self) -> list[str]:
-        """Return the names of all logs, sorted."""
+        """As `client_aio.Client.list_logs`; returns a list."""
 
         async def collect() -> list[str]:
             return [name async for name in self._client.list_logs()]
@@ -511,13 +509,13 @@ class LogClient(ClientHandle):
     def truncate_log(
         self, name: str, before: Position | tuple[int, int] | str, *, password: bytes = b""
     ) -> list[LogRow]:
-        """Drop a log's records before a position."""
+        """As `client_aio.Client.truncate_log`."""
         return self._run(self._client.truncate_log(name, before, password=password))
 
     def delete_log(self, name: str, *, password: bytes = b"") -> None:
-        """Delete a log with all its ledgers."""
+        """As `client_aio.Client.delete_log`."""
         self._run(self._client.delete_log(name, password=password))
 
     def sweep_log_orphans(self, *, older_than_s: float = 3600.0, password: bytes = b"") -> SweepReport:
-        """Delete leftovers of crashed log writers."""
+        """As `client_aio.Client.sweep_log_orphans`."""
         return self._run(self._client.sweep_log_orphans(older_than_s=older_than_s, password=password))

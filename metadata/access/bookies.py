@@ -85,6 +85,12 @@ class BookieRecord(Record):
     properties: dict[str, str] = field(default_factory=dict)
     order: str = ""
     """The mode of the operator's order that the bookie obeys; "" for none."""
+    free_bytes: int | None = None
+    """The free space of its disks, as it announced it last; None for unknown. See `has_moved`."""
+    disk_bytes: int | None = None
+    """The size of its disks."""
+    is_tight: bool = False
+    """Its disks are nearly full: it gets new ledgers only where there are too few other bookies."""
 
     def _check(self) -> None:
         check_bookie_id(self.bookie_id)
@@ -94,7 +100,20 @@ class BookieRecord(Record):
             split_address(address)
         _require(isinstance(self.is_writable, bool), "is_writable")
         _require(isinstance(self.rack, str), "rack")
+        for count in (self.free_bytes, self.disk_bytes):
+            _require(count is None or _is_count(count), "free_bytes or disk_bytes")
+        _require(isinstance(self.is_tight, bool), "is_tight")
         _require(isinstance(self.weight, (int, float)) and self.weight >= 0, "weight")
+
+    def has_moved(self, free_bytes: int, disk_bytes: int, is_tight: bool) -> bool:
+        """Return whether the free space differs so much from the announced one that clients should know.
+
+        By a tenth of it, or by a twentieth of the disks. An announcement is a write to the metadata store.
+        """
+        if self.free_bytes is None or (self.disk_bytes, self.is_tight) != (disk_bytes, is_tight):
+            return True
+        change = abs(free_bytes - self.free_bytes)
+        return change * 20 > disk_bytes or change * 10 > max(free_bytes, self.free_bytes)
 
 
 @dataclass(frozen=True, slots=True)

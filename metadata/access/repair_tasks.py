@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from metadata.store import MetadataStore, Registration, Version
 
 COPIES_MAX = 99
+"""Also the priority of tasks that lack no copy, and only spread write sets over racks: the last ones."""
 _ERROR_CHARACTERS = 500
 
 REASON_LOST = "lost"

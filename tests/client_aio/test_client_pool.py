@@ -9,9 +9,9 @@ import pytest
 from bookie_aio.wire.frames import HANDSHAKE_FRAME_BYTES_MAX
 from client_aio.bookies.pool import BookieDirectory, BookiePool, Quarantine
 from client_aio.config import ClientConfig
-from metadata.access.bookies import BookieRecord
+from metadata.access.bookies import DRAINING, BookieRecord, Order, change_order
 from metadata.backends.memory import MemoryMetadataStore, MemoryTree
-from metadata.errors import ClientClosedError
+from metadata.errors import BookieReadOnlyError, ClientClosedError
 from metadata.ids import KEY_AVAILABLE
 
 WAIT_S = 5.0
@@ -51,6 +51,34 @@ async def test_closing_ends_connections_whose_handshake_is_under_way_and_says_so
         await asyncio.wait_for(ended.wait(), WAIT_S)
     finally:
         server.close()
+        await store.close()
+
+
+async def test_a_bookie_that_refuses_adds_and_one_with_an_order_are_no_candidates() -> None:
+    store = MemoryMetadataStore(MemoryTree())
+    for name in ("b1", "b2"):
+        await store.create(f"{KEY_AVAILABLE}/{name}", BookieRecord(name, ["h:1"], "nonce").to_json())
+    directory = BookieDirectory(store, ClientConfig())
+    told = []
+    try:
+        await directory.start()
+        directory.tell_of_orders("test", lambda: told.append(directory.orders.by_bookie))
+        directory.note_refusal("b1", BookieReadOnlyError("read-only"))
+        assert [directory.available[name].is_writable for name in ("b1", "b2")] == [False, True]
+        await change_order(store, "b2", lambda _: Order(DRAINING))
+        async with asyncio.timeout(WAIT_S):
+            while not told:
+                await directory.wait_for_change(WAIT_S)
+        # The record is read again, and does not say so any more.
+        assert [directory.available[name].is_writable for name in ("b1", "b2")] == [True, False]
+        assert (told, directory.orders.leaving) == ([{"b2": Order(DRAINING)}], ["b2"])
+        directory._read_at -= 1000.0
+        before = directory.available
+        directory.refresh_soon()
+        await directory.wait_for_change(WAIT_S)
+        assert directory.available is not before
+    finally:
+        await directory.close()
         await store.close()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 
 import pytest
 
@@ -22,3 +23,14 @@ def test_a_blocking_method_takes_what_the_other_takes(name: str) -> None:
     wanted = inspect.signature(getattr(client_aio.Client, name)).parameters
     if not any(each.kind is inspect.Parameter.VAR_KEYWORD for each in taken.values()):
         assert list(taken) == list(wanted)
+
+
+def test_a_blocking_method_names_the_method_that_describes_it() -> None:
+    """Nothing is described twice, and each reference leads to a docstring."""
+    named = 0
+    for kind in (client_aio.sync.Client, client_aio.sync.LedgerWriter, client_aio.sync.LogWriter):
+        for _, member in inspect.getmembers(kind):
+            for owner, name in re.findall(r"^As `client_aio\.(\w+)\.(\w+)`", member.__doc__ or ""):
+                assert getattr(getattr(client_aio, owner), name).__doc__
+                named += 1
+    assert named

@@ -18,7 +18,7 @@ from client_aio.core.audit import Condition
 from metadata.access.repair_tasks import REASON_MISSING, RepairTasks
 from metadata.ids import KEY_REPAIR_LOCKS
 from tests.integration.test_healing import lose_segments, mark_of
-from tests.support.cluster import Cluster
+from tests.support.cluster import BookieProcess, Cluster
 from tests.support.replicas import WAIT_S, lose
 
 if TYPE_CHECKING:
@@ -136,6 +136,34 @@ async def test_a_worker_and_auditor_killed_in_the_middle_leave_their_work_to_oth
         async with recovering(cluster, tmp_path):
             await until_whole(client, ledger_ids)
         assert (await auto_recovery_state(client._context)).workers == []
+
+
+async def test_write_sets_on_one_rack_are_spread_when_another_rack_comes(tmp_path: Path) -> None:
+    async with (
+        Cluster(tmp_path) as cluster,
+        client_aio.connect(cluster.uri, placement=client_aio.RackAware()) as client,
+    ):
+        ledger_ids = [await written(client), await written(client, write_quorum=2, ack_quorum=2)]
+        async with AutoRecovery(client, AutoRecoveryConfig(**QUICK)) as recovery:
+            assert recovery.auditor is not None
+            await until(lambda: _has_passed(recovery, 2))
+            assert await RepairTasks(client._context.ledgers.store).refs() == [], "no rack would help"
+            for number in (4, 5):
+                bookie = BookieProcess(f"b{number}", tmp_path, cluster.uri)
+                cluster.bookies[bookie.bookie_id] = bookie
+                await bookie.start("--rack", "r2")
+
+            async def is_spread() -> bool:
+                ensembles = [(await client.ledger_metadata(one)).last_fragment.bookies for one in ledger_ids]
+                return all({"b4", "b5"}.intersection(one) for one in ensembles)
+
+            await until(is_spread)
+            await until_whole(client, ledger_ids)
+
+
+async def _has_passed(recovery: AutoRecovery, passes: int) -> bool:
+    assert recovery.auditor is not None
+    return recovery.auditor.record.passes >= passes
 
 
 async def test_a_seat_that_was_never_filled_is_found_by_the_checks(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import inspect
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -201,6 +202,97 @@ def test_a_client_says_that_it_belongs_to_another_event_loop(tmp_path: Path) -> 
         finally:
             runner.run(cluster.end())
             gc.collect()  # The sockets of a loop that is gone are shut down, and closed by Python.
+
+
+HANDLES = (
+    "Client", "LedgerWriter", "LedgerReader", "LogWriter", "UnboundedLedgerWriter", "UnboundedLedgerReader",
+    "LeaderElection",
+)  # fmt: skip
+ANYWHERE = {"Client.close", "LedgerReader.close", "UnboundedLedgerReader.close"}
+"""These do what they can on any loop."""
+ONCE_THEY_WAIT = {"LedgerWriter.drain", "LogWriter.drain", "UnboundedLedgerWriter.drain"}
+"""These are called for each add, and look at the loop when there is something to wait for."""
+OF_THE_PACKAGE = {
+    "start", "begin", "hold", "on_failed", "on_progress", "switch_to", "withdraw", "check_size",
+}  # fmt: skip
+"""Not for applications: other modules of the package call them, on the client's loop."""
+ARGUMENTS: dict[str, Any] = {
+    "name": "a", "ledger_ids": [0], "ledger_id": 0, "name_or_id": "u", "data": b"1", "entries": [b"1"],
+    "first": 0, "last": 0, "first_entry": 0, "before": "0:0", "before_entry": 0, "replace": "b1",
+}  # fmt: skip
+"""The arguments that a call cannot do without."""
+
+
+def _calls() -> list[str]:
+    """Return every call that an application has, as CLASS.METHOD: a new one cannot be forgotten."""
+    found = []
+    for kind in HANDLES:
+        for name, _ in inspect.getmembers(getattr(client_aio, kind), callable):
+            is_public = not name.startswith("_") or (kind, name) == ("LeaderElection", "__aenter__")
+            if is_public and name not in OF_THE_PACKAGE and f"{kind}.{name}" not in ANYWHERE | ONCE_THEY_WAIT:
+                found.append(f"{kind}.{name}")
+    return found
+
+
+def _call(handle: Any, name: str) -> Any:
+    method = getattr(handle, name)
+    parameters = inspect.signature(method).parameters.values()
+    return method(**{each.name: ARGUMENTS[each.name] for each in parameters if each.default is each.empty})
+
+
+async def _finish(called: Any) -> None:
+    """Wait for a call's result, or take the first of what it iterates over."""
+    if hasattr(called, "__anext__"):
+        await anext(called)
+    else:
+        await called
+
+
+async def test_each_public_call_says_that_its_client_belongs_to_another_loop(cluster: Cluster) -> None:
+    async with client_aio.connect(cluster.uri) as client, client_aio.LeaderElection(client, "e") as election:
+        writer = await client.create_ledger()
+        unbounded = await client.open_unbounded_ledger("u")
+        handles = {
+            "Client": client,
+            "LedgerWriter": writer,
+            "LedgerReader": await client.open_ledger(writer.ledger_id),
+            "LogWriter": await client.open_log("a"),
+            "UnboundedLedgerWriter": unbounded,
+            "UnboundedLedgerReader": await client.open_ledger("u"),
+            "LeaderElection": election,
+        }
+        wrong: dict[str, object] = {}
+
+        async def there(call: str) -> None:
+            kind, _, name = call.partition(".")
+            try:
+                async with asyncio.timeout(LASTS_S / 10):
+                    await _finish(_call(handles[kind], name))
+            except InvalidArgumentError as error:
+                if "belongs to another event loop" not in str(error):
+                    wrong[call] = error
+            except BaseException as error:
+                wrong[call] = repr(error)
+            else:
+                wrong[call] = "went through"
+
+        async def all_there() -> None:
+            for call in _calls():
+                await there(call)
+
+        def without_a_loop() -> None:
+            for handle, name in ((writer, "add_entry"), (handles["LogWriter"], "append")):
+                with pytest.raises(InvalidArgumentError, match="belongs to another event loop"):
+                    _call(handle, name)
+
+        await asyncio.to_thread(asyncio.run, all_there())
+        await asyncio.to_thread(without_a_loop)
+        assert not wrong, "\n".join(f"{k}: {v!r}"[:150] for k, v in wrong.items())
+        async with asyncio.timeout(LASTS_S):  # Nothing of it has disturbed the handles.
+            assert await writer.add_entry(b"1") == 0
+            assert await unbounded.add_entry(b"1") == 0
+            await handles["LogWriter"].append(b"1")
+            await election.gained()
 
 
 async def test_a_client_is_closed_from_another_thread(cluster: Cluster) -> None:

@@ -98,3 +98,11 @@ async def test_a_deadline_is_shortened_and_never_made_longer() -> None:
         assert deadline.left_s <= 0.01
         await deadline.wait([])
         assert deadline.is_over
+
+
+async def test_a_remainder_that_rounding_leaves_is_over() -> None:
+    # At a large time of the loop, `end - now` may be positive and `now + (end - now)` be `now`.
+    with Deadline(60.0) as deadline:
+        deadline._ends_at = deadline.time() + 1e-9
+        assert deadline.left_s == 0.0
+        assert deadline.is_over

@@ -142,6 +142,8 @@ class Simulation:
         self.upkeep = Upkeep(self)
         self.script: Callable[[Simulation], Coroutine[Any, Any, None]] | None = None
         self.wiped: set[str] = set()
+        self.left: set[str] = set()
+        """Bookies that left the cluster in order: their cookies were removed."""
         self.served: set[str] = set()
         """Bookies that have come to serve once: they are formatted."""
         self.is_store_set_back = False
@@ -269,6 +271,7 @@ class Simulation:
             storage=StorageConfig(
                 segment_bytes=self.plan.segment_bytes,
                 group_bytes_max=self.plan.segment_bytes // 3,
+                short_sync_s=rng.choice((0.0, 1.0)),
                 compaction=CompactionConfig(pause_s=0.2),
                 space=SpaceLimits(reserve_bytes=self.plan.segment_bytes // 2, retry_s=0.5),
                 live_ledgers_max=2,
@@ -292,6 +295,9 @@ class Simulation:
             self.history.require(
                 name not in self.wiped, "WipedBookiesDoNotServe", lambda: f"{name} serves from an empty disk"
             )
+            self.history.require(
+                name not in self.left, "WhoLeftDoesNotServe", lambda: f"{name} serves without a cookie"
+            )
             age = bookie.age
             # A damaged file of the age counts as one that is missing; the dishonest disk alone damages files.
             may_doubt = identity_of(name) == self.dishonest or self.is_store_set_back
@@ -301,7 +307,8 @@ class Simulation:
             )
             error = await bookie.stopped
             self.history.note(name, "stopped:", repr(error))
-            self._check_reason(name, error)
+            if not isinstance(error, CookieMismatchError):  # It was told to stop: see `self.left`.
+                self._check_reason(name, error)
             await bookie.close()
         except (BookKeeperError, OSError) as error:
             self.history.note(name, "did not start:", repr(error))
@@ -322,9 +329,9 @@ class Simulation:
 
     def _ended(self, name: str, process: Process) -> None:
         if process.is_alive:
-            self.stats["bookie_restarted_itself"] += name not in self.wiped
+            self.stats["bookie_restarted_itself"] += name not in self.wiped | self.left
             self._kill(process, has_power=True)
-            if name in self.wiped:
+            if name in self.wiped | self.left:
                 rest = _WIPED_RESTART_DELAY_S
             else:
                 rest = RESTART_DELAY_S if self.is_healed else self._rests.get(name, RESTART_DELAY_S)

@@ -10,6 +10,8 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tests.support import forkserver
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -29,7 +31,7 @@ class Cli:
 
     def start(self, *arguments: str | bytes, **options: Any) -> subprocess.Popen[bytes]:
         """Start a command; whoever does ends it."""
-        return subprocess.Popen(
+        return forkserver.start(
             [sys.executable, "-m", "client_aio.cli", *arguments],
             **{
                 "env": self.environment(),

@@ -10,14 +10,15 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Self
 
-from benchmarks.processes import Child
 from bookie_aio.wire.messages import NO_TERM, WAIT_MS_MAX, ReadLac, ReadLacAnswer
+from tests.support.forkserver import CommandChild
 from tests.support.rawclient import RawClient
 
 if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
+    from benchmarks.processes import Child
     from client_aio import Client, Position
 
 
@@ -44,7 +45,7 @@ class BookieProcess:
 
     async def start(self, *arguments: str) -> None:
         """Start it, and wait until it serves."""
-        self.child = await Child.start(
+        self.child = await CommandChild.start(
             *self.prefix, sys.executable, "-m", self.module,
             "bookie", "serve", "-o", "jsonl", "--id", self.bookie_id,
             "--dir", str(self.directory), "--listen", self.listen, "--metadata", self.uri,

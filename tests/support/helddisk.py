@@ -28,7 +28,12 @@ class HeldFile(RealFile):
         self._held_disk = disk
 
     def write_and_sync(
-        self, buffers: Sequence[Buffer], offset: int, then: Sequence[tuple[File, Buffer]] = ()
+        self,
+        buffers: Sequence[Buffer],
+        offset: int,
+        then: Sequence[tuple[File, Buffer]] = (),
+        *,
+        at_once: bool = False,
     ) -> asyncio.Future[None]:
         return asyncio.ensure_future(self._gated(buffers, offset, then))
 

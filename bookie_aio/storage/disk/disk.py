@@ -5,6 +5,7 @@ system. The same engine runs on a simulated disk that implements the protocols. 
 bookie opens files, starts threads or calls the operating system.
 
 Threads: one thread writes and syncs the journal, so that a group costs one hop and never waits behind a read.
+A small group is written by the event loop's thread where the journal says so (`at_once`).
 A small pool does everything else: reads that would block, preallocation, index files. No thread touches the
 engine's state.
 
@@ -15,12 +16,6 @@ A write that makes no progress is an error.
 
 Also here: `write_file` and `replacement`, which replace a file atomically. The new file is written beside the
 old one, synced, and renamed over it.
-
-`FailStopDisk` is fail-stop for names (rule 2): once a change of a name could not be made durable, no other is
-made. An engine works on it, in front of the disk that the engine was given. After a failed sync
-of a directory the system may count the directory's changes as written. Another sync, under way or later, then
-succeeds although it proves nothing. A checkpoint written after it could list a file that the next power cut
-removes. The journal keeps the rule for writes to segments by itself.
 
 Descriptors: some are kept in reserve, so that a process whose peers took all others can still open files.
 
@@ -44,9 +39,8 @@ from typing import TYPE_CHECKING, NamedTuple, ParamSpec, Protocol, TypeVar, cast
 from metadata.errors import DirectoryInUseError, DiskFailedError, DiskFullError, StorageError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Sequence
+    from collections.abc import AsyncIterator, Sequence
 
-    from bookie_aio.storage.health import StorageHealth
     from bookie_aio.wire.blocks import Buffer
 
 
@@ -78,7 +72,12 @@ class File(Protocol):
     """An open file. Offsets and sizes are bytes."""
 
     def write_and_sync(
-        self, buffers: Sequence[Buffer], offset: int, then: Sequence[tuple[File, Buffer]] = ()
+        self,
+        buffers: Sequence[Buffer],
+        offset: int,
+        then: Sequence[tuple[File, Buffer]] = (),
+        *,
+        at_once: bool = False,
     ) -> asyncio.Future[None]:
         """Write the buffers one after another from `offset` on, and fdatasync: the journal's path.
 
@@ -87,6 +86,8 @@ class File(Protocol):
         Args:
             then: once the sync has returned, these bytes are written at the beginning of these files, without
                 a sync. They are files of the same disk.
+            at_once: the event loop may wait for all of that within this call. The future may then be done
+                already.
         """
 
     async def write(self, buffers: Sequence[Buffer], offset: int) -> None:
@@ -231,20 +232,26 @@ class RealFile:
         await self._disk.call_until(self._end_change, what, function, *args, **more)
 
     def write_and_sync(
-        self, buffers: Sequence[Buffer], offset: int, then: Sequence[tuple[File, Buffer]] = ()
+        self,
+        buffers: Sequence[Buffer],
+        offset: int,
+        then: Sequence[tuple[File, Buffer]] = (),
+        *,
+        at_once: bool = False,
     ) -> asyncio.Future[None]:
         """See `File`."""
         thread = self._disk.journal_thread
+        files = cast("Sequence[tuple[RealFile, Buffer]]", then)
         self._begin_change()
-        if not then:
-            return thread.call(self._write_and_sync, buffers, offset)
-        files = [(cast("RealFile", file), data) for file, data in then]
         for file, _ in files:
             file._begin_change()
-        return thread.call(partial(self._write_sync_and_write, files), buffers, offset)
+        function = partial(self._write_sync_and_write, files) if files else self._write_and_sync
+        if at_once and thread.is_idle:
+            return _called(function, buffers, offset)
+        return thread.call(function, buffers, offset)
 
     def _write_sync_and_write(
-        self, then: list[tuple[RealFile, Buffer]], buffers: Sequence[Buffer], offset: int
+        self, then: Sequence[tuple[RealFile, Buffer]], buffers: Sequence[Buffer], offset: int
     ) -> None:
         try:
             self._write_and_sync(buffers, offset)
@@ -436,9 +443,14 @@ class JournalThread:
         self._calls.put((function, buffers, offset, future))
         return future
 
+    @property
+    def is_idle(self) -> bool:
+        """Return whether the calls queued so far are known to have ended."""
+        return self._last is None or (self._last.done() and not self._last.cancelled())
+
     def behind(self, function: Callable[[], None]) -> None:
         """Call a function after the calls queued so far: now if they are known to have ended."""
-        if self._last is None or (self._last.done() and not self._last.cancelled()):
+        if self.is_idle:
             function()
         else:
             self.call(lambda _buffers, _offset: function(), (), 0)
@@ -501,6 +513,18 @@ class DescriptorReserve:
 
 def _nothing(_: object) -> None:
     pass
+
+
+def _called(function: _WriteAndSync, buffers: Sequence[Buffer], offset: int) -> asyncio.Future[None]:
+    """Call on this thread; returns a future that is done."""
+    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    try:
+        function(buffers, offset)
+    except Exception as error:
+        done.set_exception(error)
+    else:
+        done.set_result(None)
+    return done
 
 
 def _settle(future: asyncio.Future[None], error: Exception | None) -> None:
@@ -717,64 +741,3 @@ async def remove_files(disk: Disk, paths: Sequence[str]) -> None:
         await disk.unlink(path)
     for directory in sorted({os.path.dirname(path) for path in paths}):
         await disk.sync_directory(directory)
-
-
-class FailStopDisk:
-    """A disk that changes no name once a change of a name has failed here, or the engine has failed."""
-
-    def __init__(self, disk: Disk, health: StorageHealth) -> None:
-        self._disk = disk
-        self._health = health
-        self._error: DiskFailedError | None = None  # of the first change that failed here
-
-    def _check(self) -> None:
-        error = self._error or self._health.error
-        if error is not None:
-            raise DiskFailedError(f"nothing is changed on this disk any more: {error}")
-
-    async def _change(self, change: Callable[..., Awaitable[_T]], *paths: str) -> _T:
-        self._check()
-        try:
-            return await change(*paths)
-        except DiskFailedError as error:
-            if self._health.error is None:
-                self._error = self._error or error
-            raise
-
-    async def create(self, path: str) -> File:
-        """See `Disk`."""
-        return await self._change(self._disk.create, path)
-
-    async def make_directory(self, path: str) -> None:
-        """See `Disk`."""
-        await self._change(self._disk.make_directory, path)
-
-    async def rename(self, old: str, new: str) -> None:
-        """See `Disk`."""
-        await self._change(self._disk.rename, old, new)
-
-    async def unlink(self, path: str) -> None:
-        """See `Disk`."""
-        await self._change(self._disk.unlink, path)
-
-    async def sync_directory(self, path: str) -> None:
-        """See `Disk`."""
-        await self._change(self._disk.sync_directory, path)
-        # Rule 2: if another sync failed meanwhile, this one proves nothing of the names that it was to sync.
-        self._check()
-
-    async def open(self, path: str) -> File:
-        """See `Disk`."""
-        return await self._disk.open(path)
-
-    async def list_directory(self, path: str) -> list[str]:
-        """See `Disk`."""
-        return await self._disk.list_directory(path)
-
-    def lock_directory(self, path: str) -> DirectoryLock:
-        """See `Disk`."""
-        return self._disk.lock_directory(path)
-
-    def space(self, path: str) -> Space:
-        """See `Disk`."""
-        return self._disk.space(path)

@@ -62,6 +62,19 @@ class SpaceLimits:
     retry_s: float = 5.0
 
 
+def space_of(disk: Disk, directories: Sequence[str], limits: SpaceLimits) -> tuple[int, int, bool]:
+    """Return the free and the total bytes of all directories, and whether each of them is nearly full.
+
+    Raises:
+        StorageError: the file system does not say.
+    """
+    found = [disk.space(one) for one in directories]
+    is_tight = all(
+        free < min(limits.warn_free_bytes, total * limits.warn_free_share) for free, total in found
+    )
+    return sum(free for free, _ in found), sum(total for _, total in found), is_tight
+
+
 class SegmentAllocator:
     """Prepares segments in the background, one at a time."""
 

@@ -16,7 +16,7 @@ segment, once when the bookie idles, and at a clean stop.
 All directories have the same claims. So one that was set back contradicts the others.
 
 The file is two pages of 4,096 bytes, which are overwritten in place. Page 0 has the claim about groups, and
-only the journal's thread writes it. Page 1 has the claim about checkpoints, and only the checkpointer writes
+only the journal writes it. Page 1 has the claim about checkpoints, and only the checkpointer writes
 it. A claim is in one sector, which a power cut leaves old or new. So no power cut makes a claim unreadable,
 and an unreadable claim is damage. Little-endian:
 

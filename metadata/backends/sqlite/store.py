@@ -342,45 +342,41 @@ class SqliteMetadataStore(MetadataStore):
         if self._closed:
             raise ClientClosedError("the metadata store is closed")
 
-    async def _submit(self, call: Callable[[], Result], worker: ThreadPoolExecutor | None = None) -> Result:
-        """Run a call, and retry while another process holds the write lock.
+    async def _submit(self, call: Callable[[], Result]) -> Result:
+        """Run a call on the database's worker; raises as `_retry_while_busy` does."""
+        return await self._retry_while_busy(self._worker, call)
 
-        Args:
-            worker: runs the call; None: the database's worker.
+    async def _submit_lease(self, call: Callable[[], Result]) -> Result:
+        """Run a call on the leases' worker; raises as `_retry_while_busy` does."""
+        return await self._retry_while_busy(self._lease_worker, call)
+
+    async def _retry_while_busy(self, worker: ThreadPoolExecutor, call: Callable[[], Result]) -> Result:
+        """Run a call, and retry while another process holds the write lock.
 
         Raises:
             ClientClosedError: the store is closed.
             MetadataUnavailableError: the write lock stayed taken for `operation_timeout_s`.
         """
-        with Deadline(self._operation_timeout_s) as deadline:
-            return await self._retry_until(deadline, worker or self._worker, call)
-
-    async def _submit_lease(self, call: Callable[[], Result]) -> Result:
-        """Run a call on the leases' worker, as `_submit` does on the database's."""
-        return await self._submit(call, self._lease_worker)
-
-    async def _retry_until(
-        self, deadline: Deadline, worker: ThreadPoolExecutor, call: Callable[[], Result]
-    ) -> Result:
         self._check_open()
         loop = asyncio.get_running_loop()
-        while True:
-            try:
-                called = loop.run_in_executor(worker, _through_gate, call)
-            except RuntimeError as error:
-                if "shutdown" not in str(error):
-                    raise
-                # The interpreter is exiting, and has ended all workers before the store was closed.
-                raise ClientClosedError("the metadata store is closed: the interpreter ends") from error
-            try:
-                return await called
-            except BusyError as error:
-                self._check_open()
-                if deadline.is_over:
-                    raise MetadataUnavailableError(
-                        f"the metadata database {self._path} stayed locked by another process for "
-                        f"{self._operation_timeout_s:g} s"
-                    ) from error
+        with Deadline(self._operation_timeout_s) as deadline:
+            while True:
+                try:
+                    called = loop.run_in_executor(worker, _through_gate, call)
+                except RuntimeError as error:
+                    if "shutdown" not in str(error):
+                        raise
+                    # The interpreter is exiting, and has ended all workers before the store was closed.
+                    raise ClientClosedError("the metadata store is closed: the interpreter ends") from error
+                try:
+                    return await called
+                except BusyError as error:
+                    self._check_open()
+                    if deadline.is_over:
+                        raise MetadataUnavailableError(
+                            f"the metadata database {self._path} stayed locked by another process for "
+                            f"{self._operation_timeout_s:g} s"
+                        ) from error
 
     async def _write(self, call: Callable[[], Result]) -> Result:
         result = await self._submit(call)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import aclosing
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
@@ -11,6 +12,7 @@ import pytest
 
 from bookie_aio.metrics import RequestMetrics
 from bookie_aio.server.responder import Responder
+from bookie_aio.storage.disk.disk import Space
 from bookie_aio.storage.engine import StorageConfig
 from bookie_aio.storage.segment.allocator import SpaceLimits
 from bookie_aio.structured_logging import RepeatedWarnings
@@ -114,6 +116,31 @@ async def test_a_bookie_obeys_an_order_of_before_its_start_from_the_first_add(bo
     assert (await client.add(7, 0, [b"x"])).status is Status.READ_ONLY
     await change_order(store, "b1", lambda _: Order(REMOVED))
     assert isinstance(await asyncio.wait_for(bookie.stopped, 5), CookieMismatchError)
+    await store.close()
+
+
+async def test_a_bookie_whose_disk_is_nearly_full_says_so_while_it_takes_adds(bookies: Bookies) -> None:
+    disk, store, gib = bookies.disk(), bookies.store(), 1 << 30
+    free = [500 * gib]
+    disk.space = lambda path: Space(free[0], 1000 * gib)  # type: ignore[method-assign]
+    bookie = await bookies.start(disk=disk)
+
+    async def announced() -> tuple[int | None, int | None, bool, bool]:
+        record = (await available_bookies(store))["b1"]
+        return record.free_bytes, record.disk_bytes, record.is_tight, record.is_writable
+
+    await asyncio.wait_for(is_announced_writable(bookies, True), WAIT_S)
+    assert await announced() == (500 * gib, 1000 * gib, False, True)
+    free[0] = 480 * gib  # too little a change for a write to the metadata store
+    bookie._announce()
+    free[0] = 5 * gib  # below the mark of the warning, and above the floor
+    async with asyncio.timeout(WAIT_S):
+        async with aclosing(store.watch("bookies/available/b1")) as changes:
+            bookie._announce()
+            async for _ in changes:
+                if (found := await announced())[0] != 500 * gib:
+                    break
+    assert found == (5 * gib, 1000 * gib, True, True)
     await store.close()
 
 

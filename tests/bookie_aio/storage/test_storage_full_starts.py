@@ -53,10 +53,15 @@ class SizedFile(RealFile):
         self._sized.on_cut()
 
     def write_and_sync(
-        self, buffers: Sequence[Buffer], offset: int, then: Sequence[tuple[File, Buffer]] = ()
+        self,
+        buffers: Sequence[Buffer],
+        offset: int,
+        then: Sequence[tuple[File, Buffer]] = (),
+        *,
+        at_once: bool = False,
     ) -> asyncio.Future[None]:
         self._sized.on_cut = lambda: None
-        return super().write_and_sync(buffers, offset, then)
+        return super().write_and_sync(buffers, offset, then, at_once=at_once)
 
 
 class SizedDisk(RealDisk):

@@ -102,10 +102,15 @@ async def test_groups_are_written_up_to_the_end_of_a_page(
     write_and_sync = RealFile.write_and_sync
 
     def noted(
-        file: RealFile, buffers: Sequence[Buffer], offset: int, then: Sequence[tuple[File, Buffer]]
+        file: RealFile,
+        buffers: Sequence[Buffer],
+        offset: int,
+        then: Sequence[tuple[File, Buffer]],
+        *,
+        at_once: bool,
     ) -> asyncio.Future[None]:
         ends.append(offset + sum(map(len, buffers)))
-        return write_and_sync(file, buffers, offset, then)
+        return write_and_sync(file, buffers, offset, then, at_once=at_once)
 
     monkeypatch.setattr(RealFile, "write_and_sync", noted)
     store = await Store.open(tmp_path / "b1")

@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from dataclasses import replace
 from itertools import combinations, permutations
 
 import pytest
@@ -15,6 +16,8 @@ from client_aio.core.placement import (
     WeightedRandom,
     eligible,
     seats_to_leave,
+    shares,
+    spread,
     weighted_order,
     write_sets_on_one_rack,
 )
@@ -55,6 +58,47 @@ def test_bookies_of_no_weight_come_last() -> None:
         assert weighted_order(candidates, random.Random(seed))[-1] == "zero"
 
 
+def with_free(free: dict[str, int | None], *tight: str) -> dict[str, BookieRecord]:
+    """Return bookies with so many free bytes; None: they announce none."""
+    return {
+        name: replace(bookie(name), free_bytes=count, disk_bytes=1000, is_tight=name in tight)
+        for name, count in free.items()
+    }
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(
+    ("free", "share"),
+    [((300, 100), 0.75), ((500, 500), 0.5), ((1000, 1), 1 / 1.05), ((None, 100), 0.5), ((0, 0), 0.5)],
+)
+def test_bookies_are_drawn_by_free_space(
+    policy: PlacementPolicy, free: tuple[int | None, int], share: float
+) -> None:
+    """In proportion, down to a floor; a bookie that announces nothing counts as one with the most."""
+    candidates = with_free({"first": free[0], "second": free[1]})
+    rng = random.Random(5)
+    counts = Counter(policy.choose(Seating((None,), 1, candidates), rng).bookies[0] for _ in range(4000))
+    assert abs(counts["first"] / 4000 - share) < 0.03
+
+
+def test_ledgers_of_several_seats_spread_by_free_space_and_weight() -> None:
+    candidates = with_free({"a": 800, "b": 400, "c": 400, "d": 200, "e": 200})
+    candidates["e"] = replace(candidates["e"], weight=2.0)
+    assert shares(candidates) == {"a": 1.0, "b": 0.5, "c": 0.5, "d": 0.25, "e": 0.5}
+    rng, counts = random.Random(9), Counter()
+    for _ in range(4000):
+        counts.update(WeightedRandom().choose(Seating((None,) * 2, 2, candidates), rng).bookies)
+    assert counts["a"] > 1.3 * counts["b"] > 1.3 * 1.3 * counts["d"]
+    assert abs(counts["b"] - counts["c"]) < 0.1 * counts["b"] > abs(counts["b"] - counts["e"])
+
+
+@given(seed=st.integers(0, 1000), tight=st.sets(st.sampled_from("abcdef"), max_size=5))
+def test_nearly_full_bookies_come_last_whatever_they_have(seed: int, tight: set[str]) -> None:
+    free = {name: 10**6 if name in tight else 10 for name in "abcdef"}
+    order = weighted_order(with_free(free, *tight), random.Random(seed))
+    assert set(order[len(order) - len(tight) :]) == tight
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_random_source_alone_decides(policy: PlacementPolicy) -> None:
     seating = Seating((None,) * 5, 3, bookies(*"aabbccdd"))
@@ -64,6 +108,48 @@ def test_the_random_source_alone_decides(policy: PlacementPolicy) -> None:
 
 
 # --- racks ---
+
+
+@pytest.mark.parametrize(
+    ("racks", "write_quorum", "others", "expected"),
+    [
+        ("aab", 2, "", None),  # no candidate
+        ("aab", 2, "a", None),  # none that helps
+        ("aab", 2, "b", None),  # two racks cannot alternate around three seats
+        ("aab", 2, "c", (0, "c0")),
+        ("aaa", 3, "b", (0, "c0")),
+        ("abab", 2, "c", None),  # it is spread already
+        ("aabb", 2, "cc", (0, "c0")),
+        ("aaaa", 2, "b", (0, "c0")),
+        ("aaa", 1, "b", None),
+    ],
+)
+def test_one_exchange_spreads_an_ensemble_better(
+    racks: str, write_quorum: int, others: str, expected: tuple[int, str] | None
+) -> None:
+    ensemble = [f"e{seat}" for seat in range(len(racks))]
+    known = dict(zip(ensemble, racks, strict=True)) | {f"c{at}": rack for at, rack in enumerate(others)}
+    candidates = [name for name in known if name.startswith("c")]
+    found = spread(ensemble, write_quorum, known, candidates)
+    assert found == expected
+    assert spread([*ensemble[1:], "down"], write_quorum, known, candidates) is None
+
+
+@given(st.data())
+def test_exchanges_that_spread_an_ensemble_come_to_an_end(data: st.DataObject) -> None:
+    size = data.draw(st.integers(2, 6))
+    write_quorum = data.draw(st.integers(1, size))
+    known = {f"b{at}": data.draw(st.sampled_from("abc")) for at in range(size + data.draw(st.integers(0, 4)))}
+    ensemble = list(known)[:size]
+
+    def alone() -> int:
+        return len(write_sets_on_one_rack([known[name] for name in ensemble], write_quorum))
+
+    while (exchange := spread(ensemble, write_quorum, known, list(known))) is not None:
+        before = alone()
+        ensemble[exchange[0]] = exchange[1]
+        assert len(set(ensemble)) == size
+        assert alone() < before
 
 
 @st.composite

@@ -6,6 +6,8 @@
   is checked in runs in which every client sees the metadata store in time, and nobody repairs by hand.
 - TasksEndWhole: no complete fragment names a bookie whose disk is gone for good when the task that calls it
   lost ends. Tasks of deleted ledgers, and tasks that another one follows, are excepted.
+- NobodyNeedsWhoLeft: when the cookie of a bookie is removed, and ever after, no fragment names the bookie for
+  entries that it has acknowledged. A bookie is removed only under an order.
 - CopiesComeBack: once faults are over, every CLOSED ledger gets all its copies back, on bookies that serve.
   No task is left then, and no lock.
 """
@@ -13,15 +15,25 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import TYPE_CHECKING
 
 from client_aio.admin.replicas import parts_of
 from client_aio.autorecovery.service import AutoRecovery
 from client_aio.config import AutoRecoveryConfig
 from client_aio.core.repair_plan import owed
+from metadata.access.bookies import REMOVED
 from metadata.access.repair_tasks import RepairTask, RepairTasks, TaskRef
 from metadata.errors import BookKeeperError, MetadataCorruptError, NoSuchLedgerError
-from metadata.ids import KEY_AVAILABLE, KEY_LEDGERS, KEY_REPAIR_LOCKS, KEY_REPAIR_TASKS, ledger_id_of
+from metadata.ids import (
+    KEY_AVAILABLE,
+    KEY_COOKIES,
+    KEY_LEDGERS,
+    KEY_ORDERS,
+    KEY_REPAIR_LOCKS,
+    KEY_REPAIR_TASKS,
+    ledger_id_of,
+)
 from metadata.model.ledger import LedgerMetadata
 from tests.sim.checkers.after_healing import CHECKERS
 from tests.sim.workloads.ledger import SETUPS
@@ -64,9 +76,11 @@ class Watched:
         self._longest: dict[str, float] = {}
         self._tasks: dict[str, RepairTask] = {}
         self._given: dict[tuple[str, int], set[int]] = {}
-        is_blind = any(fault.kind.startswith(_BLINDING) for fault in simulation.plan.faults)
-        is_by_hand = any(actor.role == "operator" for actor in simulation.plan.actors)
-        self._waits = not is_blind and not is_by_hand
+        self._leaving: dict[str, str] = {}  # the mode of the last order of each bookie that was to leave
+        self._sees_in_time = not any(fault.kind.startswith(_BLINDING) for fault in simulation.plan.faults)
+        self._sees_in_time &= not any(
+            actor.role in ("repairer", "operator") for actor in simulation.plan.actors
+        )
         self._history.on_given = self._was_given
         simulation.tree.watchers.append(self.changed)
 
@@ -77,6 +91,11 @@ class Watched:
         """Judge a change of the metadata store, when it takes effect."""
         if key.startswith(f"{KEY_AVAILABLE}/"):
             self._registration(key.rpartition("/")[2], is_there=value is not None)
+        elif key == KEY_ORDERS and value is not None:
+            for name, order in json.loads(value)["orders"].items():
+                self._leaving[name] = order["mode"]
+        elif key.startswith(f"{KEY_COOKIES}/") and value is None:
+            self._removed(key.rpartition("/")[2])
         elif key.startswith(f"{KEY_REPAIR_TASKS}/"):
             self._task(key.rpartition("/")[2], value)
         elif key.startswith(f"{KEY_LEDGERS}/") and key.count("/") == 5:
@@ -84,6 +103,8 @@ class Watched:
             before = self._metadata.pop(ledger_id, None)
             if value is not None:
                 after = self._metadata[ledger_id] = LedgerMetadata.from_json(value)
+                for bookie in self._simulation.left:
+                    self._check_left(bookie, after)
                 if before is not None and not after.is_unbounded and before.state is after.state:
                     self._fragments(before, after)
 
@@ -99,6 +120,32 @@ class Watched:
     def _longest_absence(self, bookie: str) -> float:
         now = self._history.now()
         return max(self._longest.get(bookie, 0.0), now - self._gone_at.get(bookie, now))
+
+    def _removed(self, bookie: str) -> None:
+        self._simulation.left.add(bookie)
+        self._simulation.stats["bookie_left"] += 1
+        self._history.require(
+            self._leaving.get(bookie) == REMOVED, "NobodyNeedsWhoLeft", lambda: f"{bookie} has no such order"
+        )
+        for metadata in self._metadata.values():
+            self._check_left(bookie, metadata)
+
+    def _check_left(self, bookie: str, metadata: LedgerMetadata) -> None:
+        """Judge a ledger after a bookie has left."""
+        fragments = metadata.fragments
+        ends = [one.first_entry for one in fragments[1:]] + [(1 << 62) if metadata.last_entry is None
+                                                             else metadata.last_entry + 1]  # fmt: skip
+        for fragment, end in zip(fragments, ends, strict=True):
+            if bookie not in fragment.bookies:
+                continue
+            words = self._history.words
+            promised = words.promised_under(bookie, metadata.ledger_id, fragment.content_term)
+            needed = [entry_id for entry_id in promised if fragment.first_entry <= entry_id < end]
+            self._history.require(
+                not needed,
+                "NobodyNeedsWhoLeft",
+                lambda needed=needed: f"{bookie} has left with entries {needed} of {metadata}",
+            )
 
     # --- tasks ---------------------------------------------------------------------------------
 
@@ -163,7 +210,7 @@ class Watched:
     def _check_away(self, after: LedgerMetadata, old: str) -> None:
         away_s = self._longest_absence(old)
         self._history.require(
-            not self._waits or away_s >= DELAY_S - _TOLERANCE_S,
+            old in self._leaving or not self._sees_in_time or away_s >= DELAY_S - _TOLERANCE_S,
             "NobodyIsReplacedEarly",
             lambda: f"{old} lost its seat in ledger {after.ledger_id}, and was away for {away_s:.2f} s",
         )

@@ -101,13 +101,22 @@ def _check_repair(
     took = set(new[index].bookies) - set(old[index].bookies)
     lives.require(len(lost) == 1 and lost <= life.repairs, "HeadsChangeAsWritten", what)
     following = new[index + 1].first_entry if index + 1 < len(new) else (after.last_entry or 0) + 1
+    # Entries that no bookie returned are recorded, and their number (`Absent`).
+    absent = sum(
+        one.entries
+        for one in after.absent
+        if one.first_entry == new[index].first_entry and one.bookie in lost
+    )
+    size = after.ensemble_size
     for bookie in took:
-        for entry_id in range(new[index].first_entry, following):
-            seats = range(entry_id, entry_id + after.write_quorum)
-            is_owed = bookie in [new[index].bookies[seat % after.ensemble_size] for seat in seats]
-            if is_owed and not lives.has_shown(bookie, life.ledger_id, entry_id):
-                lives.fail("RepairsCopyFirst", f"{bookie} has never shown {entry_id}: {what}")
-                return
+        owed = [
+            entry_id
+            for entry_id in range(new[index].first_entry, following)
+            if bookie in [new[index].bookies[(entry_id + each) % size] for each in range(after.write_quorum)]
+        ]
+        lacking = [entry_id for entry_id in owed if not lives.has_shown(bookie, life.ledger_id, entry_id)]
+        text = f"{bookie} has never shown {lacking}, with {absent} recorded as absent: {what}"
+        lives.require(len(lacking) <= absent, "RepairsCopyFirst", text)
 
 
 def _check_trim(lives: Lives, life: Life, before: LedgerMetadata, after: LedgerMetadata, what: str) -> None:

@@ -58,6 +58,7 @@ HOME = "/b/data"
 CONFIG = StorageConfig(
     segment_bytes=12 * 1024,
     group_bytes_max=4 * 1024,
+    short_sync_s=1.0,
     space=SpaceLimits(reserve_bytes=8 * 1024, retry_s=0.1, floor_free_bytes=0),
     compaction=CompactionConfig(pause_s=0.05, loop_share=1.0),
     live_ledgers_max=1,

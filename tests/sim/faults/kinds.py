@@ -112,7 +112,7 @@ def pause(simulation: Simulation, fault: Fault) -> bool:
 
 _OWNED = (
     "ensemble change of", "look at ledger", "healing of", "rolls of log", "bookie directory",
-    "metadata of ledger",
+    "orders to bookies", "metadata of ledger",
 )  # fmt: skip
 """How the names begin of a client's tasks that only their owner ends (`metadata.owned_task`)."""
 

@@ -9,7 +9,9 @@ _COPIER = "client_aio.admin.repair:_Copier"
 _WORKER = "client_aio.autorecovery.worker:Worker"
 _AUDITOR = "client_aio.autorecovery.auditor:Auditor"
 _AUDIT = "client_aio.core.audit"
+_DRAIN = "client_aio.autorecovery.drain:Drain"
 _PROFILES = ("auto-recovery", "rolling-absences")
+_LEAVING = ("leaving-bookie",)
 
 MUTANTS = [
     Mutant(
@@ -123,5 +125,56 @@ MUTANTS = [
               "counter = max(counter, _least_id(number, key, value))", "pass"),),
         tests=("tests/metadata/test_dump.py", "-k", "counter_is_above"),
         note="no simulated run restores a dump",
+    ),
+    Mutant(
+        270, "a cookie is removed before the copies are made",
+        (Edit(f"{_AUDIT}:ties_of", "ties |= Ties.COPIES", "pass"),),
+        _LEAVING,
+    ),
+    Mutant(
+        271, "nobody looks at all ledgers again before a cookie is removed",
+        (Edit(f"{_DRAIN}._move", "ties, _ = await self._scan()", "ties = {}"),),
+        _LEAVING,
+    ),
+    Mutant(
+        272, "a bookie that is to leave goes on taking entries",
+        (Edit("bookie_aio.server.handlers.add:AddHandler._is_forbidden", "mode = self._order.mode",
+              "return False"),),
+        tests=("tests/bookie_aio/server/test_server_space.py", "-k", "an_order_makes"),
+        note="clients choose it no more all the same, and the last look finds what names it",
+    ),
+    Mutant(
+        273, "a bookie that is to leave takes the entries of recoveries",
+        (Edit("bookie_aio.server.handlers.add:AddHandler._is_forbidden",
+              "if mode == READ_ONLY and request.flags & _RECOVERY:", "if request.flags & _RECOVERY:"),),
+        tests=("tests/bookie_aio/server/test_server_space.py", "-k", "an_order_makes"),
+        note="it takes a recovery that chose the bookie before the order, and ends after the last look",
+    ),
+    Mutant(
+        274, "the last fragment of an open ledger does not keep a bookie",
+        (Edit(f"{_AUDIT}:ties_of", "elif is_growing:", "elif False:"),),
+        _LEAVING,
+    ),
+    Mutant(
+        275, "a bookie does not read its order",
+        (Edit("bookie_aio.server.registration:StandingOrder._read",
+              "mode = \"\" if order is None", "mode = \"\" if True"),),
+        tests=("tests/bookie_aio/server/test_server_space.py", "-k", "before_its_start"),
+        note="clients read the order, too, and the drain waits until the bookie obeys",
+    ),
+    Mutant(
+        276, "the age of a bookie that has left goes with its cookie",
+        (Edit(f"{_DRAIN}._remove", "await self._store.delete(cookie_key(self._bookie_id))",
+              "await self._store.delete(cookie_key(self._bookie_id))\n"
+              "        await self._store.delete('bookies/ages/' + self._bookie_id)"),),
+        _LEAVING,
+    ),
+    Mutant(
+        277, "a seat counts as given away when its task is made",
+        (Edit(f"{_DRAIN}._look_again", "if ties:", "if ties & ~Ties.COPIES:"),
+         Edit(f"{_DRAIN}._move", "ties, _ = await self._scan()",
+              "ties = {one: each for one, each in (await self._scan())[0].items()"
+              " if each & ~Ties.COPIES}")),
+        _LEAVING,
     ),
 ]  # fmt: skip

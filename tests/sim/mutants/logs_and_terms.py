@@ -195,4 +195,9 @@ MUTANTS = [
               "await takeover.fence()\n    await _check_unlisted(lists, head, addition)"),),
         tests=("tests/integration/test_log_states.py", "-k", "fences_nobody"),
     ),
+    Mutant(
+        240, "an election is not held on its client's event loop",
+        (Edit("client_aio.election:LeaderElection._check_loop", "check_running(self._loop)", "pass"),),
+        tests=("tests/integration/test_event_loops.py", "-k", "each_public_call"),
+    ),
 ]  # fmt: skip

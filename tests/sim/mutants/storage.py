@@ -13,7 +13,7 @@ MUTANTS = [
     Mutant(
         1, "acknowledgement before the fsync",
         (Edit("bookie_aio.storage.journal:Journal._write",
-              "segment.file.write_and_sync(buffers, offset, claim)",
+              "segment.file.write_and_sync(buffers, offset, claim, at_once=at_once)",
               "self._loop.create_task(segment.file.write(buffers, offset))"),),
         _POWER,
     ),
@@ -226,5 +226,10 @@ MUTANTS = [
         (Edit("bookie_aio.storage.ledgers.checkpointer:Checkpointer._note",
               "await self._witness.note_checkpoint(number)", "pass"),),
         tests=(_WITNESS, "-k", "older_checkpoint"),
+    ),
+    Mutant(
+        80, "a disk that has become slow goes on stopping the event loop",
+        (Edit("bookie_aio.storage.journal:SyncGuard.note", "self._left = self._pause", "pass"),),
+        tests=("tests/bookie_aio/storage/test_storage_journal.py", "-k", "becomes_slow"),
     ),
 ]  # fmt: skip

@@ -96,3 +96,37 @@ def repaired_by_hand(draw: Draw) -> Plan:
     draw.some("cut_reset", draw.clients, 3)
     settings = {"read_ahead_bytes": rng.choice((600, 1500, 1 << 20))}
     return draw.plan(setup="auto_recovery", client_settings=settings)
+
+
+@profile
+def leaving_bookie(draw: Draw) -> Plan:
+    """A bookie leaves beside writers, recoveries and repairs; its drain is killed, and begun again."""
+    draw.bookies, draw.dishonest = _FIVE, "b1"
+    rng = draw.rng
+    recoverers = _recoverers(draw) if rng.random() < 0.5 else []
+    draw.crowd(recoverers=rng.choice((1, 2)), ack_at_least=rng.choice((1, 2)))
+    if rng.random() < 0.4:
+        draw.actor("repairer", rng.uniform(0.5, 2.0))
+    if rng.random() < 0.3:
+        draw.actor("deleter", rng.uniform(0.5, 3.0))
+    leaver, successor = rng.sample(_FIVE, 2)
+    settings = {
+        "bookie": leaver,
+        "successor": rng.choice(("", "", successor)),
+        "recover_after_s": rng.choice((None, 0.5, 1.0)),
+    }
+    drainers = [
+        draw.actor("drainer", rng.uniform(0.5, draw.duration * 0.5), **settings)
+        for _ in range(rng.choice((1, 2, 2, 3)))
+    ]
+    for name in drainers[:-1]:
+        draw.fault("kill_client", name, at=rng.uniform(1.0, draw.duration * 0.8))
+    for kind in ("kill_bookie", "power_cut", "pause"):
+        draw.some(kind, [leaver, leaver, *draw.bookies], 2)
+    if draw.allows("blinding"):
+        for kind in ("meta_lossy", "meta_lag", "meta_cut", "meta_expire", "pause"):
+            draw.some(kind, [leaver, leaver, *drainers, *recoverers, *draw.clients, *draw.bookies], 3)
+        draw.some("block_both", draw.clients, 2)
+    draw.some("cut_reset", draw.clients, 3)
+    settings = {"read_ahead_bytes": rng.choice((600, 1500, 1 << 20))}
+    return draw.plan(setup="auto_recovery", client_settings=settings)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from bookie_aio.wire.messages import Add, Failure
 from metadata.errors import BookKeeperError, NotEnoughBookiesError, Outcome
 from tests.sim.plan import profile
 from tests.sim.workloads.ledger import add, role
@@ -98,7 +99,8 @@ def _fault_in(simulation: Simulation, ledger: LedgerWriter, error: BookKeeperErr
     for name in named:
         promised = simulation.history.words.promised_under(name, ledger.ledger_id, 0)
         events = simulation.history.events
-        heard[name] = [events[promised[entry_id] - 1][0] for entry_id in owed if entry_id in promised]
+        answers = [promised[entry_id] - 1 for entry_id in owed if entry_id in promised]
+        heard[name] = [events[index][0] for index in answers if not _has_refused(events, index)]
     if all(len(times) == len(owed) and max(times) < now - _UNDER_WAY_S for times in heard.values()):
         return f"{named} have every copy"
     # With two of them, what one has acknowledged may be no progress, since the other has lost its seat.
@@ -106,6 +108,25 @@ def _fault_in(simulation: Simulation, ledger: LedgerWriter, error: BookKeeperErr
     if now - timeout_s + _UNDER_WAY_S < last < now - _UNDER_WAY_S:
         return f"{named} had acknowledged a copy at {last:.2f} s"
     return ""
+
+
+def _has_refused(events: list[tuple[Any, ...]], answered: int) -> bool:
+    """Return whether the bookie refused another request between this one and its acknowledgement.
+
+    Then it had lost its seat before it acknowledged, and nothing was waiting for the copy.
+    """
+    _, bookie, to, request_id, *_ = events[answered]
+    for event in reversed(events[:answered]):
+        if event[1:3] == (bookie, to) and isinstance(event[4], Failure):
+            return True
+        if (
+            len(event) > 4
+            and event[3] == request_id
+            and event[2].endswith(bookie)
+            and isinstance(event[4], Add)
+        ):
+            return False
+    return False
 
 
 @profile

@@ -158,6 +158,26 @@ def recovered_terms(draw: Draw) -> Plan:
 
 
 @profile
+def leaving_holders_bookie(draw: Draw) -> Plan:
+    """A bookie leaves beside holders that take over from one another, roll and trim small fragments."""
+    draw.bookies = ("b1", "b2", "b3", "b4", "b5")
+    draw.dishonest = "b1"
+    holders = _holders(draw, 2, fragment_bytes=300, steps=30, rest=0.3, trims=0.5, pokes=0.2)
+    _followers(draw, 1)
+    if draw.rng.random() < 0.5:
+        draw.actor("auto_recoverer", draw.rng.uniform(0.3, 1.0), of_unbounded=True)
+    leaver, successor = draw.rng.sample(draw.bookies, 2)
+    for _ in range(draw.rng.choice((1, 2))):
+        draw.actor(
+            "drainer", draw.rng.uniform(0.5, 4.0), bookie=leaver, successor=draw.rng.choice(("", successor)),
+            recover_after_s=draw.rng.choice((None, 1.0)), of_unbounded=True,
+        )  # fmt: skip
+    _faults(draw, 2)
+    draw.some("kill_client", holders[1:], 1)
+    return draw.plan(segment_bytes=24 * 1024, setup="auto_recovery", **_room(draw))
+
+
+@profile
 def mended_terms(draw: Draw) -> Plan:
     """Repairs run beside holders, also displaced ones, that roll and trim small fragments."""
     holders = _holders(draw, 2, fragment_bytes=300, steps=30, rest=0.3, trims=0.3, pokes=0.2)

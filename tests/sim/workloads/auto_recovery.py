@@ -1,4 +1,4 @@
-"""Processes that run auto recovery, a candidate for the auditor and a worker each; and one by hand."""
+"""Processes that run auto recovery, repair a whole cluster by hand, or have a bookie leave."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from client_aio.autorecovery.cluster_repair import ClusterRepair
+from client_aio.autorecovery.drain import Drain
 from client_aio.autorecovery.service import AutoRecovery
 from metadata.errors import BookKeeperError
 from tests.sim.checkers.auto_recovery import QUICK
@@ -48,6 +49,32 @@ async def operator(simulation: Simulation, actor: Actor, client: Client) -> None
                     simulation.history.note(actor.name, f"repairs {ledger.ledger_id} by hand:", repr(outcome))
         except BookKeeperError as error:
             simulation.history.note(actor.name, "gives a repair by hand up:", repr(error))
+
+
+@role
+async def drainer(simulation: Simulation, actor: Actor, client: Client) -> None:
+    """Have a bookie leave, and go on until it has; some begin while another one is at it, or was killed."""
+    settings = actor.settings
+    if settings.get("of_unbounded"):
+        _announce(simulation)
+    while not simulation.is_healed:
+        drain = Drain(
+            client._context,
+            settings["bookie"],
+            successor=settings["successor"],
+            recover_after_s=settings["recover_after_s"],
+            settle_s=0.5,
+            stall_s=4.0,
+            config=QUICK,
+        )
+        try:
+            report = await drain.run()
+        except BookKeeperError as error:
+            simulation.history.note(actor.name, "the drain ended:", repr(error))
+            await asyncio.sleep(0.3)
+        else:
+            simulation.history.note(actor.name, "the drain is done:", repr(report))
+            return
 
 
 def _announce(simulation: Simulation) -> None:
