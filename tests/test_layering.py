@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -119,18 +120,23 @@ class Module:
     path: Path
     tree: ast.Module
 
-    def imports(self, *, for_types_too: bool = True) -> set[str]:
+    def imports(self, *, for_types_too: bool = True) -> frozenset[str]:
         """Return the dotted names that are imported anywhere in the module, `from a import b` as `a.b`."""
-        found: set[str] = set()
-        nodes = ast.walk(self.tree) if for_types_too else _walk_but_types(self.tree)
-        for node in nodes:
-            if isinstance(node, ast.Import):
-                found.update(alias.name for alias in node.names)
-            elif isinstance(node, ast.ImportFrom):
-                assert node.level == 0, f"{self.path}:{node.lineno}: imports are absolute in this project"
-                assert node.module is not None
-                found.update(f"{node.module}.{alias.name}" for alias in node.names)
-        return found
+        return _imports(self, for_types_too=for_types_too)
+
+
+@cache
+def _imports(module: Module, *, for_types_too: bool) -> frozenset[str]:
+    found: set[str] = set()
+    nodes = ast.walk(module.tree) if for_types_too else _walk_but_types(module.tree)
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module.path}:{node.lineno}: imports are absolute in this project"
+            assert node.module is not None
+            found.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return frozenset(found)
 
 
 def _walk_but_types(tree: ast.AST) -> Iterator[ast.AST]:

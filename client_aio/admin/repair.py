@@ -302,6 +302,8 @@ class Repair:
             return  # No bookie owes these entries any more.
         if target != self._lost:
             if await self._is_leaving(target):
+                if self._by is not None:
+                    raise self._left(target)
                 self._unfit.add(target)
                 return
             if copier.lost:
@@ -310,12 +312,7 @@ class Repair:
                 return  # Another client changed the fragment: it needs another plan.
             if await self._is_leaving(target):
                 # The last look of who removes the bookie may have come before the compare-and-set.
-                raise LedgerRepairError(
-                    f"bookie {target} was ordered to leave the cluster while it got the entries of ledger "
-                    f"{self._ledger_id}: run the repair again, for {target}",
-                    ledger_id=self._ledger_id,
-                    bookie_id=target,
-                )
+                raise self._left(target)
         lost_before = copier.lost.entries
         try:
             await copier.verify()
@@ -368,6 +365,14 @@ class Repair:
         """Return whether the fragment has been trimmed, so that no bookie owes its entries."""
         metadata, _ = await self._context.ledgers.read(self._ledger_id, sync=True)
         return part.first_entry < metadata.first_entry
+
+    def _left(self, target: str) -> LedgerRepairError:
+        return LedgerRepairError(
+            f"bookie {target} was ordered to leave the cluster while it got entries of ledger "
+            f"{self._ledger_id}: run the repair again, also for {target}",
+            ledger_id=self._ledger_id,
+            bookie_id=target,
+        )
 
     async def _is_leaving(self, target: str) -> bool:
         """Return whether a bookie must not be named: an operator has it leave, or it has left."""

@@ -31,7 +31,10 @@ from client_aio.autorecovery.worker import Worker
 from client_aio.config import AutoRecoveryConfig
 from client_aio.core.audit import Pace, Ties, has_substitute, ties_of
 from client_aio.core.digest import Digest
+from client_aio.core.healing import OwnTerms
 from client_aio.ledger.recovery import recover_ledger
+from client_aio.unbounded.paged_fragments import VersionedFragments
+from client_aio.unbounded.writer import open_term
 from metadata.access.bookies import (
     DRAINING,
     REMOVED,
@@ -143,8 +146,9 @@ class Drain:
             context: of the client that copies and recovers, where no worker of the cluster does.
             bookie_id: the bookie that is to leave; it need not run.
             successor: the bookie that is to get its entries, where its place in the ensemble allows it.
-            recover_after_s: recover a ledger that stays OPEN on the bookie for so long. Its writer, if it
-                lives, is fenced. None: such ledgers are left, and the drain does not end before they move.
+            recover_after_s: recover a ledger that stays OPEN on the bookie for so long, or take it over if it
+                is unbounded. Its writer, if it lives, is fenced. None: such ledgers are left, and the drain
+                does not end before they move.
             settle_s: the time between the bookie's obedience and the last look. Changes that were under way,
                 and had chosen the bookie before, end within it.
             stall_s: the drain gives up when nothing has moved for so long. It may be run again.
@@ -426,13 +430,7 @@ class Drain:
                 continue
             self._open_since[ledger_id] = (fragment, now)  # The next attempt comes as much later.
             try:
-                metadata, _ = await self._context.ledgers.read(ledger_id)
-                if metadata.is_unbounded or metadata.password is not None:
-                    kind = "unbounded: take it over" if metadata.is_unbounded else "has a password: close it"
-                    self._why[ledger_id] = f"it is {kind}"
-                    continue
-                found, _ = await recover_ledger(self._context, ledger_id, Digest(ledger_id), only=fragment)
-                self._recovered += found.is_closed
+                await self._recover_one(ledger_id, fragment)
             except NoSuchLedgerError:
                 continue
             except MetadataError:
@@ -440,6 +438,24 @@ class Drain:
             except BookKeeperError as error:
                 logger.warning("ledger=%d is not recovered: %s", ledger_id, error)
                 self._why[ledger_id] = str(error)
+
+    async def _recover_one(self, ledger_id: int, fragment: Fragment) -> None:
+        """Close a ledger, or take it over if it is unbounded, while its last fragment is this one."""
+        metadata, version = await self._context.ledgers.read(ledger_id, sync=True)
+        if metadata.password is not None:
+            self._why[ledger_id] = "it has a password: close it by `ledger recover`"
+        elif not metadata.is_unbounded:
+            found, _ = await recover_ledger(self._context, ledger_id, Digest(ledger_id), only=fragment)
+            self._recovered += found.is_closed
+        elif self._recover_after_s is None:
+            self._why[ledger_id] = (
+                "it is unbounded, and its writer has not moved; --recover-after takes it over"
+            )
+        elif metadata.last_fragment == fragment:
+            held = VersionedFragments(self._context, metadata, version)
+            # Only from this term: a writer that has taken the ledger over meanwhile keeps it.
+            await open_term(self._context, held, Digest(ledger_id), OwnTerms(metadata.term))
+            self._recovered += 1
 
     async def _check_stalled(self, ties: dict[int, Ties], refs: Iterable[TaskRef]) -> None:
         """Raise InvalidTransitionError where nobody works at any of the ledgers."""
@@ -493,7 +509,7 @@ class Drain:
 
 def _reason(ties: Ties) -> str:
     if Ties.WRITER in ties:
-        return "it is open, and its writer has not moved; --recover-after closes it"
+        return "it is open, and its writer has not moved; --recover-after closes it, or takes it over"
     if Ties.RECOVERY in ties:
         return "its recovery does not end"
     if Ties.ABSENT in ties:

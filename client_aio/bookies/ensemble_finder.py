@@ -92,6 +92,15 @@ class _Vacancy(NamedTuple):
     excluded: Collection[str]
     may_leave: bool
 
+    @property
+    def goes_on_without(self) -> bool:
+        """Return whether a writer goes on while these seats are vacant: it looks again a moment later.
+
+        It must not wait for a bookie that hangs: meanwhile it would replace no other bookie, nor roll.
+        """
+        vacant = sum(1 << index for index, name in enumerate(self.seats) if name is None)
+        return bool(self.former) and self.leaves_enough(vacant)
+
     def leaves_enough(self, left: int) -> bool:
         """Return whether every write set keeps Qa bookies without the seats of a mask."""
         return self.may_leave and can_acknowledge(left, *self.sizes[:3])
@@ -186,9 +195,12 @@ class EnsembleFinder:
             ]
             if len(candidates) < count:
                 seatings = await self._with_seats_left(seatings[0], vacancy, slow)
-            if not seatings and slow:
-                found = await self._pool.get_all(sorted(slow))
-                unreachable.update(name for name in slow if not isinstance(found[name], BookieConnection))
+            if not seatings and slow and not vacancy.goes_on_without:
+                found = await self._pool.get_all_unless_changed(sorted(slow))
+                if found is None:
+                    unreachable.clear()  # One of these may be back, and do instead.
+                else:
+                    unreachable.update(name for name in slow if not isinstance(found[name], BookieConnection))
                 slow.clear()
                 continue
             if not seatings:
@@ -217,7 +229,9 @@ class EnsembleFinder:
             # A bookie that is back gets its own seat, so that it does not have two.
             vacant = tuple(index for index in vacant if vacancy.former[index] not in candidates)
         else:
-            known = set(await self._pool.directory.registered()) - candidates.keys() - {*vacancy.excluded}
+            directory = self._pool.directory
+            known = set(await directory.registered()) - candidates.keys() - {*vacancy.excluded}
+            known.difference_update(directory.orders.leaving)  # They do not come back.
             down = sorted(known, key=lambda name: (name not in slow, name not in seating.records, name))
             if len(down) < left_over:
                 return []

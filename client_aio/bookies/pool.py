@@ -15,7 +15,7 @@ import contextlib
 import logging
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from client_aio.bookies.connection import BookieConnection, connect
 from metadata.access.bookies import BookieRecord, Orders, available_bookies, registered_bookies
@@ -36,7 +36,7 @@ from metadata.owned_task import OwnedTask
 from metadata.repeated_reports import RepeatedReports
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 
     from bookie_aio.wire.messages import Message
     from client_aio.config import ClientConfig
@@ -217,7 +217,7 @@ class BookieDirectory:
             self.reports.warn(logger, "registered bookies", what, error)
             return []
 
-    async def wait_for_change(self, timeout_s: float) -> None:
+    async def wait_for_change(self, timeout_s: float | None) -> None:
         """Wait until the registrations were read again, or the timeout has passed."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
@@ -291,8 +291,29 @@ class BookiePool:
             self._opening[name] for name in bookie_ids if name in self._suspects & self._opening.keys()
         ]
         if opening:
-            await asyncio.wait(opening, return_when=asyncio.FIRST_COMPLETED)
+            await self._unless_changed(asyncio.wait(opening, return_when=asyncio.FIRST_COMPLETED))
         return bool(opening)
+
+    async def get_all_unless_changed(
+        self, bookie_ids: Collection[str]
+    ) -> dict[str, BookieConnection | BookKeeperError] | None:
+        """Return a connection or an error for each bookie; None once the registrations have changed before.
+
+        A bookie that hangs takes the whole connect timeout, and another one may be back meanwhile.
+        """
+        return await self._unless_changed(self.get_all(bookie_ids))
+
+    async def _unless_changed(self, call: Coroutine[Any, Any, Result]) -> Result | None:
+        """Return the result of a call; None if the registrations change before, which cancels the call."""
+        calling = asyncio.ensure_future(call)
+        changing = asyncio.ensure_future(self.directory.wait_for_change(None))
+        try:
+            await asyncio.wait([calling, changing], return_when=asyncio.FIRST_COMPLETED)
+            return calling.result() if calling.done() else None
+        finally:
+            for task in (calling, changing):
+                task.cancel()
+            await asyncio.gather(calling, changing, return_exceptions=True)
 
     async def until_enough(
         self,

@@ -106,7 +106,7 @@ RecoverAfter = Annotated[
         "--recover-after",
         min=0,
         metavar="SECONDS",
-        help="Close ledgers that stay open on it for so long. A writer that lives is fenced.",
+        help="Close ledgers that stay open on it for so long, or take them over: that fences a writer.",
     ),
 ]
 DryRun = Annotated[
@@ -235,7 +235,7 @@ async def _drain(
     output.document(
         asdict(report),
         text=f"bookie {bookie} {verb} the cluster: {report.ledgers_moved:,} ledgers moved in "
-        f"{report.took_s:,.1f} s, {report.ledgers_recovered:,} of them closed; its directory may go",
+        f"{report.took_s:,.1f} s, {report.ledgers_recovered:,} closed or taken over; its directory may go",
     )
     return Exit.OK
 

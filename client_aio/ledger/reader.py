@@ -125,6 +125,7 @@ class LedgerReader:
         Args:
             known_lac: a LAC of this ledger that another reader has verified; `last` may reach up to it.
         """
+        check_range(0, known_lac)
         return self._entries.batches(first, last, max(self._lac, known_lac))
 
     def read_unconfirmed(self, first: int, last: int) -> EntryStream:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from bookie_aio.wire.messages import NO_TERM, AddFlag, ReadAnswer, ReadLac, ReadLacAnswer, Stop
 from client_aio.bookies.pool import GRACE_S
+from client_aio.core.quorum import indexes_of
 from client_aio.core.read_plan import ClassRange, checked_blocks, class_ranges
 from client_aio.core.recovery import (
     Ask,
@@ -174,9 +175,19 @@ async def _out_of_reach(
 
     tasks = {asyncio.create_task(ask(bookie_id)): seat for seat, bookie_id in enumerate(ensemble)}
     waiting, errors = set(tasks), dict[str, str]()
+    changing = asyncio.create_task(context.pool.directory.wait_for_change(None))
     try:
         while waiting and not (tally.is_covered and (not is_whole or highest <= tally.lafr)):
-            done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({*waiting, changing}, return_when=asyncio.FIRST_COMPLETED)
+            if changing.done():
+                # A bookie that did not answer may be back, while another one hangs for its whole timeout.
+                changing = asyncio.create_task(context.pool.directory.wait_for_change(None))
+                again = {asyncio.create_task(ask(ensemble[seat])): seat for seat in indexes_of(silent)}
+                tasks |= again
+                waiting |= again.keys()
+                errors, silent = {}, 0
+            done = {task for task in waiting if task.done()}
+            waiting -= done
             for task in done:
                 error = task.exception()
                 if error is None:
@@ -193,9 +204,9 @@ async def _out_of_reach(
                 else:
                     raise error
     finally:
-        for task in waiting:
-            task.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)
+        for each in (*waiting, changing):
+            each.cancel()
+        await asyncio.gather(*waiting, changing, return_exceptions=True)
     if not tally.is_covered:
         return _uncovered(metadata, errors, _NOTHING_DONE)
     if is_whole and silent and highest > tally.lafr:

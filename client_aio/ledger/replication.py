@@ -498,23 +498,23 @@ class Replication(Generic[Token]):
         """Move off bookies that an operator has ordered to take no entries, before an add meets a refusal.
 
         Called at each order, and when bookies have taken seats: an order may come after a bookie was chosen.
-
-        An idle writer learns of the order by this alone. Where Qa does not hold without these bookies, only
-        a refusal by the bookie itself fails the seat: the order may be taken back before the next add.
+        An idle writer learns of the order by this alone. Where Qa does not hold without these bookies, and no
+        other takes entries, a refusal alone fails the seat: the order may be taken back before the next add.
         """
-        ordered = self._context.pool.directory.orders.by_bookie
+        directory = self._context.pool.directory
+        ordered = directory.orders.by_bookie
         if not ordered or not self._owner._needs_bookies():
             return
-        window = self.window
+        window, bookies = self.window, self.replicator.bookies
         seats = [
-            index
-            for index, name in enumerate(self.replicator.bookies)
-            if name in ordered and not window.failed >> index & 1
+            index for index, name in enumerate(bookies) if name in ordered and not window.failed >> index & 1
         ]
         failed = window.failed | sum(1 << index for index in seats)
-        if seats and can_acknowledge(
+        holds = can_acknowledge(
             failed, window.ensemble_size, window.write_quorum, self._owner.metadata.ack_quorum
-        ):
+        )
+        others = sum(one.is_writable and name not in bookies for name, one in directory.available.items())
+        if seats and (holds or others >= len(seats)):
             self.replicator.leave(seats)
 
     def _on_seat_failed(self, bookie_id: str, error: BookKeeperError) -> None:

@@ -18,6 +18,7 @@ import asyncio
 import logging
 from asyncio.events import _get_running_loop
 from collections.abc import AsyncIterable
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from bookie_aio.wire.messages import AddFlag, WriteLac
@@ -143,6 +144,8 @@ class LedgerWriter(ClosesOnExit):
         self._entry_bytes_max = context.config.entry_bytes_max
         self._bytes_held_max = _HARD_LIMIT_FACTOR * context.config.max_in_flight_bytes
         self._create_future: Callable[[], asyncio.Future[int]] = self._loop.create_future
+        self._is_running = self._loop.is_running
+        self._thread = 0  # in which the loop was running when it was last checked
         self._waiters = EntryWaiters()
         self._room = asyncio.Event()
         self._room.set()
@@ -294,8 +297,10 @@ class LedgerWriter(ClosesOnExit):
             BackpressureError: more than four times `max_in_flight_bytes` are in flight. Not done.
         """
         # Hot path: every add runs through these lines. Rare cases are in `_add_otherwise`.
-        if _get_running_loop() is not self._loop:
-            self._context.check_loop()
+        # The full check of the loop calls the system for the process id, so a burst does without.
+        replicator = self._replicator
+        if not (replicator.flush_is_due and get_ident() == self._thread and self._is_running()):
+            self._check_loop()
         if type(data) is not bytes:
             data = as_entry(data, self.ledger_id)
         if len(data) > self._entry_bytes_max:
@@ -304,8 +309,8 @@ class LedgerWriter(ClosesOnExit):
         window = self._window
         if self._is_direct and entry_id is None and window.bytes_held <= self._bytes_held_max:
             window.add(data, future)
-            if not self._replicator.flush_is_due:
-                self._replicator.schedule_flush()
+            if not replicator.flush_is_due:
+                replicator.schedule_flush()
         else:
             self._add_otherwise(data, future, entry_id)
         return future
@@ -496,6 +501,11 @@ class LedgerWriter(ClosesOnExit):
         return self._reader.stream(first, last, self._window.lac)
 
     # --- taking ---
+
+    def _check_loop(self) -> None:
+        if _get_running_loop() is not self._loop:
+            self._context.check_loop()
+        self._thread = get_ident()
 
     def check_size(self, data: bytes) -> None:
         """Raise EntryTooLargeError when the entry is above the limit."""

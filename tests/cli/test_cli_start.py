@@ -28,6 +28,13 @@ def loaded(program: str) -> set[str]:
             {"client_aio.cli.log"},
             {"client_aio.cli.bookie", "client_aio.cli.bench"},
         ),
+        (
+            "import sys; sys.argv[1:] = ['bookie', 'info', '127.0.0.1:1']\n"
+            "try: from client_aio.cli import __main__\n"
+            "except SystemExit as ended: assert ended.code == 4",
+            {"client_aio.cli.bookie", "uvloop"},
+            {"client_aio.client", "pydantic", "rich", "sqlite3", "aiozk"},
+        ),
         ("import client_aio", {"metadata.errors"}, {"client_aio.client", "asyncio"}),
         ("from client_aio import *", {"client_aio.client", "client_aio.log.writer"}, {"rich"}),
     ],

@@ -122,6 +122,8 @@ CALLS: dict[str, Callable[[Scene], Any]] = {
     "read(text)": lambda s: s.reader.read("0", "1"),
     "read(True)": lambda s: s.reader.read(True, True),
     "read_batches(-1)": lambda s: s.reader.read_batches(-1, 0),
+    "read_batches(known_lac='x')": lambda s: s.reader.read_batches(0, 0, known_lac="x"),
+    "unbounded read_batches(known_lac=None)": lambda s: s.unbounded_reader.read_batches(0, 0, known_lac=None),
     "read_unconfirmed(2**63)": lambda s: s.reader.read_unconfirmed(2**63, 2**63),
     "tail(2**63)": lambda s: s.reader.tail(2**63),
     "tail(-1)": lambda s: s.reader.tail(-1),

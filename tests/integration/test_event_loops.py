@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import inspect
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -316,6 +317,50 @@ async def test_a_client_is_closed_from_another_thread(cluster: Cluster) -> None:
     assert len(refused) == 2
     with pytest.raises(client_aio.ClientClosedError):
         await client.create_ledger()
+
+
+async def test_an_add_of_another_thread_is_refused_in_the_middle_of_a_burst(cluster: Cluster) -> None:
+    """The adds of a burst are checked by a shorter way than the first one."""
+    async with client_aio.connect(cluster.uri) as client, client.create_ledger() as writer:
+        added = writer.add_entry(b"0")
+        refused: list[BaseException] = []
+
+        def add() -> None:
+            try:
+                writer.add_entry(b"1")
+            except InvalidArgumentError as error:
+                refused.append(error)
+
+        other = threading.Thread(target=add)
+        other.start()
+        other.join(LASTS_S)
+        assert len(refused) == 1
+        assert [await added, await writer.add_entry(b"2")] == [0, 1]
+
+
+def test_an_add_on_another_loop_is_refused_in_the_middle_of_a_burst(tmp_path: Path) -> None:
+    loop = asyncio.new_event_loop()
+    cluster = Cluster(tmp_path)
+    loop.run_until_complete(cluster.__aenter__())
+    try:
+        client = loop.run_until_complete(client_aio.connect(cluster.uri).__aenter__())
+        writer = loop.run_until_complete(client.create_ledger())
+
+        async def add() -> None:
+            writer.add_entry(b"1")
+
+        added: list[asyncio.Future[int]] = []
+        loop.call_soon(loop.stop)
+        loop.call_soon(lambda: added.append(writer.add_entry(b"0")))
+        loop.run_forever()
+        assert added
+        with pytest.raises(InvalidArgumentError, match="belongs to another event loop"):
+            asyncio.run(add())
+        assert loop.run_until_complete(asyncio.wait_for(added[0], LASTS_S)) == 0
+        loop.run_until_complete(client.close())
+    finally:
+        loop.run_until_complete(cluster.end())
+        loop.close()
 
 
 async def _awaited(call: Awaitable[Any]) -> Any:

@@ -135,6 +135,24 @@ async def test_connections_that_were_forgotten_on_the_way_hold_nothing_up(cluste
         await writer.close()
 
 
+async def test_a_writer_waits_for_no_bookie_that_hangs_in_order_to_roll_or_to_replace_another(
+    cluster: Cluster,
+) -> None:
+    """The hanging bookie has a seat, and is looked for all the time; the writer goes on without it."""
+    patient = client_aio.ClientConfig(**PATIENT)
+    cluster["b1"].stop()
+    async with client_aio.connect(cluster.uri, config=patient) as client, asyncio.timeout(WAIT_S):
+        writer = await client.open_unbounded_ledger("u")
+        await writer.add_entry(b"0")
+        assert await writer.roll() == 1
+        await writer.add_entry(b"1")
+        await cluster["b2"].kill()
+        await cluster["b2"].start()
+        assert await writer.add_entry(b"2") == 2
+        await writer.close()
+    cluster["b1"].resume()
+
+
 async def test_a_client_that_stood_still_blames_no_bookie(cluster: Cluster) -> None:
     """The answers to its adds and reads waited in the system's buffers."""
     hasty = client_aio.ClientConfig(

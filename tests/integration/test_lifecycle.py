@@ -11,12 +11,14 @@ import pytest
 
 import client_aio
 from client_aio.autorecovery.drain import Drain, cancel_drain
+from client_aio.autorecovery.survey import survey
+from client_aio.core.audit import Condition
 from metadata.access.bookies import DRAINING, READ_ONLY, Order, available_bookies, change_order
-from metadata.errors import InvalidTransitionError
-from metadata.ids import KEY_COOKIES, KEY_REPAIR_LOCKS
+from metadata.errors import InvalidTransitionError, LedgerRepairError
+from metadata.ids import KEY_COOKIES, KEY_ORDERS, KEY_REPAIR_LOCKS
 from tests.integration.test_autorecovery import faults_of, until, written
 from tests.support.cli import Cli
-from tests.support.cluster import Cluster
+from tests.support.cluster import BookieProcess, Cluster
 from tests.support.replicas import WAIT_S, lose
 
 if TYPE_CHECKING:
@@ -34,14 +36,14 @@ async def order(client: client_aio.Client, bookie: str, mode: str) -> None:
     await until(obeys)
 
 
-@pytest.mark.parametrize("is_idle", [False, True])
+@pytest.mark.parametrize(("is_idle", "ack_quorum"), [(False, 2), (True, 2), (True, 3)])
 async def test_writers_move_off_a_read_only_bookie_without_a_failed_add(
-    tmp_path: Path, is_idle: bool
+    tmp_path: Path, is_idle: bool, ack_quorum: int
 ) -> None:
     async with (
         Cluster(tmp_path, bookies=4) as cluster,
         client_aio.connect(cluster.uri) as client,
-        client.create_ledger(ensemble_size=3, write_quorum=3, ack_quorum=2) as writer,
+        client.create_ledger(ensemble_size=3, write_quorum=3, ack_quorum=ack_quorum) as writer,
     ):
         await writer.add_entry(b"before")
         bookie = writer.metadata.last_fragment.bookies[1]
@@ -80,6 +82,9 @@ async def test_an_order_outlives_restarts_and_holds_for_a_bookie_that_was_down(t
                 if each["bookie_id"] == "b2"
             ]
             assert (row["state"], row["order"]) == ("read-only", "read-only")
+            found = await survey(client._context)
+            assert found.condition is Condition.HEALTHY, found.problems
+            assert "bookie b2 is read-only, by an operator's order" in [each.text for each in found.problems]
             await cluster["b2"].end()
         await cluster["b2"].start()
         out = await asyncio.to_thread(cli.rows, "bookie", "read-only", "off", "b2")
@@ -222,15 +227,66 @@ async def test_a_bookie_is_replaced_by_the_one_that_was_named(tmp_path: Path, is
         assert await faults_of(client, ledger_ids) == []
 
 
-async def test_a_ledger_of_a_dead_writer_is_closed_on_demand_only(tmp_path: Path) -> None:
-    async with Cluster(tmp_path, bookies=4) as cluster, client_aio.connect(cluster.uri) as client:
+async def test_ledgers_of_dead_writers_are_closed_or_taken_over_on_demand_only(tmp_path: Path) -> None:
+    async with Cluster(tmp_path) as cluster, client_aio.connect(cluster.uri) as client:
         async with client_aio.connect(cluster.uri) as other:
             writer = await other.create_ledger()
             await writer.add_entry(b"acknowledged")
-        (bookie, *_), ledger_id = writer.metadata.last_fragment.bookies, writer.ledger_id
-        with pytest.raises(InvalidTransitionError, match=f"ledger {ledger_id}: it is open"):
-            await Drain(client._context, bookie, settle_s=0.1, stall_s=0.5).run()
-        report = await Drain(client._context, bookie, settle_s=0.1, recover_after_s=0.2).run()
-        assert report.ledgers_recovered == 1
-        async with client.open_ledger(ledger_id) as reader:
-            assert [entry.data async for entry in reader.read(0, 0)] == [b"acknowledged"]
+            unbounded = await other.open_unbounded_ledger("changes")
+            await unbounded.add_entry(b"acknowledged")
+        cluster.bookies["b4"] = BookieProcess("b4", tmp_path, cluster.uri)
+        await cluster["b4"].start()
+        with pytest.raises(InvalidTransitionError, match=f"ledger {writer.ledger_id}: it is open"):
+            await Drain(client._context, "b2", settle_s=0.1, stall_s=0.5).run()
+        report = await Drain(client._context, "b2", settle_s=0.1, recover_after_s=0.2).run()
+        assert report.ledgers_recovered == 2
+        for ledger_id in (writer.ledger_id, unbounded.ledger_id):
+            metadata = await client.ledger_metadata(ledger_id)
+            assert metadata.is_closed is (ledger_id == writer.ledger_id)
+            async with client.open_ledger(ledger_id) as reader:
+                assert [entry.data async for entry in reader.read(0, 0)] == [b"acknowledged"]
+        assert "b2" not in await named(client)
+
+
+@pytest.mark.parametrize("looks", [1, 2])
+async def test_a_repair_does_not_report_success_with_a_bookie_that_is_to_leave(
+    tmp_path: Path, looks: int
+) -> None:
+    """The order comes right before the repair looks at it: before its compare-and-set, and after it."""
+    async with Cluster(tmp_path, bookies=5) as cluster, client_aio.connect(cluster.uri) as client:
+        ledger_id = await written(client)
+        lost, *others = (await client.ledger_metadata(ledger_id)).last_fragment.bookies
+        target, _ = sorted(set(cluster.bookies) - {lost, *others})
+        store, seen = client._context.ledgers.store, 0
+        sync = store.sync
+
+        async def sync_after_the_order(key: str) -> None:
+            nonlocal seen
+            seen += key == KEY_ORDERS
+            if key == KEY_ORDERS and seen == looks:
+                await change_order(store, target, lambda _: Order(DRAINING))
+            await sync(key)
+
+        store.sync = sync_after_the_order  # type: ignore[method-assign]
+        with pytest.raises(LedgerRepairError, match=f"bookie {target} was ordered to leave"):
+            await client.repair_ledger(ledger_id, replace=lost, by=target)
+        is_named = target in (await client.ledger_metadata(ledger_id)).last_fragment.bookies
+        assert is_named == (looks == 2)
+        await Drain(client._context, target, settle_s=0.1).run()
+        assert target not in await named(client)
+        assert await faults_of(client, [ledger_id]) == []
+
+
+async def test_a_seat_is_left_to_a_bookie_that_is_down_and_not_to_one_that_leaves(tmp_path: Path) -> None:
+    async with Cluster(tmp_path, bookies=4) as cluster, client_aio.connect(cluster.uri) as client:
+        await order(client, "b1", DRAINING)
+        await cluster["b4"].kill()
+
+        async def is_seen() -> bool:
+            return "b4" not in client.bookies and not client.bookies["b1"].is_writable
+
+        await until(is_seen)
+        for _ in range(3):
+            async with client.create_ledger() as ledger:
+                await ledger.add_entry(b"x")
+                assert set(ledger.metadata.last_fragment.bookies) == {"b2", "b3", "b4"}

@@ -44,7 +44,7 @@ async def test_a_batch_read_fails_where_nobody_can_tell_the_end_and_a_stream_wai
     async with (
         Links(cluster.uri) as links,
         links.connect("writer") as writing,
-        links.connect("reader") as reading,
+        links.connect("reader", connect_timeout_s=1.0) as reading,
         writing.open_log("a") as log,
     ):
         await cluster.heard(writing, await log.append(b"1"))

@@ -124,9 +124,9 @@ def _request(
     """Return the server and what to ask of it; None where the command has to be executed."""
     if not _is_enabled or command[: len(COMMAND)] != COMMAND:
         return None
-    arguments = [os.fsdecode(one) for one in command[len(COMMAND) :]]
-    asked = {"arguments": arguments, "environment": dict(environment), "cwd": str(cwd)}
-    request = json.dumps(asked).encode()
+    given = [[*command[len(COMMAND) :]], *map(list, environment.items()), [str(cwd)]]
+    # As bytes: the child decodes them by the locale of its own environment.
+    request = json.dumps([[os.fsencode(one).decode("latin-1") for one in part] for part in given]).encode()
     server = _server_for(environment) if len(request) <= REQUEST_BYTES_MAX else None
     return None if server is None else (server, request)
 
@@ -205,7 +205,7 @@ class ForkedProcess(subprocess.Popen[bytes]):
 
 
 class AwaitedProcess:
-    """What `Child` asks of an `asyncio.subprocess.Process`, for a child of the fork server."""
+    """A child of the fork server, with what `Child` uses of an `asyncio.subprocess.Process`."""
 
     def __init__(self, process: ForkedProcess, stdout: asyncio.StreamReader) -> None:
         self._process, self.stdout, self.pid = process, stdout, process.pid
@@ -263,19 +263,25 @@ class CommandChild(Child):
             process = ForkedProcess(
                 list(command), *request, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors
             )
-        return cls(cast("asyncio.subprocess.Process", await AwaitedProcess.of(process)), log)
+        try:
+            awaited = await AwaitedProcess.of(process)
+        except BaseException:  # cancelled: nobody would end the process
+            process.kill()
+            process.wait()
+            raise
+        return cls(cast("asyncio.subprocess.Process", awaited), log)
 
 
 # --- the server's side ---
 
 
-def _serve(connection: socket.socket) -> dict[str, Any] | None:
+def _serve(connection: socket.socket) -> list[list[str]] | None:
     """Fork a child for each request; return the request in the child, and None when the connection ends."""
     running: dict[int, tuple[int, int]] = {}  # by pidfd: the pid, and the pipe for the wait status
     poller = select.poll()
     poller.register(connection, select.POLLIN)
     while True:
-        for descriptor, _ in poller.poll():
+        for descriptor, _ in _events(poller):
             if descriptor != connection.fileno():
                 poller.unregister(descriptor)
                 pid, status = running.pop(descriptor)
@@ -308,8 +314,17 @@ def _serve(connection: socket.socket) -> dict[str, Any] | None:
             connection.send(b"%d" % pid)
 
 
-def _become(request: dict[str, Any]) -> None:
+def _events(poller: select.poll) -> list[tuple[int, int]]:
+    """Wait for events. Ctrl-C reaches the whole process group; the owner of the server ends it."""
+    try:
+        return poller.poll()
+    except KeyboardInterrupt:
+        return []
+
+
+def _become(request: list[list[str]]) -> None:
     """Run the command in this process, as an interpreter does that was just executed."""
+    arguments, *environment, (cwd,) = [[one.encode("latin-1") for one in part] for part in request]
     for name, number, mode in (("stdin", 0, "r"), ("stdout", 1, "w"), ("stderr", 2, "w")):
         old = getattr(sys, name)
         stream = open(  # noqa: SIM115
@@ -319,10 +334,10 @@ def _become(request: dict[str, Any]) -> None:
         stream.buffer.raw.name = f"<{name}>"
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
-    os.chdir(request["cwd"])
+    os.chdir(cwd)
     os.environ.clear()
-    os.environ.update(request["environment"])
-    sys.argv = ["-m", *request["arguments"]]
+    os.environb.update((name, value) for name, value in environment)
+    sys.argv = ["-m", *map(os.fsdecode, arguments)]
     runpy.run_module(COMMAND[-1], run_name="__main__", alter_sys=True)
 
 

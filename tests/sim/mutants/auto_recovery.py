@@ -177,4 +177,19 @@ MUTANTS = [
               " if each & ~Ties.COPIES}")),
         _LEAVING,
     ),
+    Mutant(
+        278, "a repair does not look again whether the bookie that it named is to leave",
+        (Edit(f"{_REPAIR}._repair_part",
+              "before the compare-and-set.\n            raise self._left(target)",
+              "before the compare-and-set.\n            pass"),),
+        tests=("tests/integration/test_lifecycle.py", "-k", "does_not_report_success"),
+        note="the order has to come between two requests of the repair, and the last look right after",
+    ),
+    Mutant(
+        279, "a new ledger leaves a seat to a bookie that leaves the cluster",
+        (Edit("client_aio.bookies.ensemble_finder:EnsembleFinder._with_seats_left",
+              "known.difference_update(directory.orders.leaving)", "pass"),),
+        tests=("tests/integration/test_lifecycle.py", "-k", "seat_is_left"),
+        note="nothing that was acknowledged is there, and the drain looks again",
+    ),
 ]  # fmt: skip

@@ -285,4 +285,10 @@ MUTANTS = [
         (Edit("metadata.repeated_reports:RepeatedReports.report", "if found is None:", "if True:"),),
         tests=("tests/metadata/test_repeated_reports.py",),
     ),
+    Mutant(
+        136, "a writer that goes on without a bookie waits for the connection to it",
+        (Edit("client_aio.bookies.ensemble_finder:EnsembleFinder._fill",
+              " and not vacancy.goes_on_without", ""),),
+        tests=("tests/integration/test_hung_bookies.py", "-k", "waits_for_no_bookie"),
+    ),
 ]  # fmt: skip
