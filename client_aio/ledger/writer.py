@@ -300,7 +300,9 @@ class LedgerWriter(ClosesOnExit):
         # The full check of the loop calls the system for the process id, so a burst does without.
         replicator = self._replicator
         if not (replicator.flush_is_due and get_ident() == self._thread and self._is_running()):
-            self._check_loop()
+            if _get_running_loop() is not self._loop:
+                self._context.check_loop()
+            self._thread = get_ident()
         if type(data) is not bytes:
             data = as_entry(data, self.ledger_id)
         if len(data) > self._entry_bytes_max:
@@ -501,11 +503,6 @@ class LedgerWriter(ClosesOnExit):
         return self._reader.stream(first, last, self._window.lac)
 
     # --- taking ---
-
-    def _check_loop(self) -> None:
-        if _get_running_loop() is not self._loop:
-            self._context.check_loop()
-        self._thread = get_ident()
 
     def check_size(self, data: bytes) -> None:
         """Raise EntryTooLargeError when the entry is above the limit."""
