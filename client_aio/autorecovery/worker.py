@@ -328,7 +328,7 @@ class Worker:
         return seats, copies_by_replicas(metadata.write_quorum, states)
 
     async def _spread(self, ledger_id: int) -> None:
-        """Give seats of complete fragments to bookies on other racks, where the placement policy asks for it.
+        """Exchange bookies of complete fragments for some on other racks, if the policy spans racks.
 
         Raises:
             BookKeeperError: a copy could not be made.

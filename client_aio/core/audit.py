@@ -478,7 +478,7 @@ class Pace:
         self._most = self.left = left
 
     def note(self, now: float, left: int) -> None:
-        """Note how much is left. What is added meanwhile counts as part of the whole."""
+        """Note how much is left. Additions count as part of the whole."""
         if left != self.left:
             self._moved_at = now
         self._most += max(left - self.left, 0)

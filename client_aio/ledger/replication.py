@@ -499,7 +499,7 @@ class Replication(Generic[Token]):
 
         Called at each order, and when bookies have taken seats: an order may come after a bookie was chosen.
         An idle writer learns of the order by this alone. Where Qa does not hold without these bookies, and no
-        other takes entries, a refusal alone fails the seat: the order may be taken back before the next add.
+        other takes entries, only a refusal fails the seat. The order may be taken back before the next add.
         """
         directory = self._context.pool.directory
         ordered = directory.orders.by_bookie

@@ -16,6 +16,7 @@ import pytest
 import client_aio
 from bookie_aio.wire.messages import Info
 from tests.support.cluster import Cluster
+from tests.support.healing import state_is
 from tests.support.links import Links
 from tests.support.rawclient import RawClient
 
@@ -135,20 +136,30 @@ async def test_connections_that_were_forgotten_on_the_way_hold_nothing_up(cluste
         await writer.close()
 
 
+@pytest.mark.parametrize("is_cut_off", [False, True], ids=["stopped", "cut off"])
 async def test_a_writer_waits_for_no_bookie_that_hangs_in_order_to_roll_or_to_replace_another(
-    cluster: Cluster,
+    cluster: Cluster, is_cut_off: bool
 ) -> None:
     """The hanging bookie has a seat, and is looked for all the time; the writer goes on without it."""
-    patient = client_aio.ClientConfig(**PATIENT)
-    cluster["b1"].stop()
-    async with client_aio.connect(cluster.uri, config=patient) as client, asyncio.timeout(WAIT_S):
+    async with (
+        Links(cluster.uri) as links,
+        links.connect("writer", **PATIENT) as client,
+        asyncio.timeout(WAIT_S / 2),
+    ):
+        if is_cut_off:
+            links["writer", "b1"].black_hole()
+        else:
+            cluster["b1"].stop()
         writer = await client.open_unbounded_ledger("u")
         await writer.add_entry(b"0")
         assert await writer.roll() == 1
         await writer.add_entry(b"1")
         await cluster["b2"].kill()
+        adding = writer.add_entry(b"2")
+        await state_is(writer, client_aio.WriterState.HEALING)
+        await asyncio.sleep(0.5)  # It has asked the bookies by then, and waits for the one that hangs.
         await cluster["b2"].start()
-        assert await writer.add_entry(b"2") == 2
+        assert await adding == 2
         await writer.close()
     cluster["b1"].resume()
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 async def order(client: client_aio.Client, bookie: str, mode: str) -> None:
-    """Give an order, or take it back with ""; wait until the bookie says that it obeys."""
+    """Order a bookie, or take the order back with ""; wait until the bookie says that it obeys."""
     store = client._context.ledgers.store
     await change_order(store, bookie, lambda _: Order(mode) if mode else None)
 

@@ -175,9 +175,9 @@ MUTANTS = [
     ),
     Mutant(
         31, "unknown outcome of a compare-and-set taken for failure",
-        (Edit("client_aio.ledger.metadata_update:VersionedLedgerMetadata.update",
-              "await self._pause(give_up_at, error)",
-              "update.conflicted(*await self._read(give_up_at))"),
+        (Edit("client_aio.ledger.metadata_update:VersionedLedgerMetadata._update",
+              "await self._pause(deadline, error)",
+              "update.conflicted(*await self._read(deadline))"),
          Edit("client_aio.core.ensemble_change:EnsembleChange.is_met_by",
               "return metadata.state is LedgerState.OPEN and", "return False and")),
         ("lost-changes", "metadata-faults"),
@@ -186,8 +186,8 @@ MUTANTS = [
     ),
     Mutant(
         32, "unknown outcome of a compare-and-set taken for success",
-        (Edit("client_aio.ledger.metadata_update:VersionedLedgerMetadata.update",
-              "await self._pause(give_up_at, error)",
+        (Edit("client_aio.ledger.metadata_update:VersionedLedgerMetadata._update",
+              "await self._pause(deadline, error)",
               "update.written(attempt.version)\n"
               "            self.current, self.version = update.metadata, update.version\n"
               "            return True"),),
@@ -289,6 +289,12 @@ MUTANTS = [
         136, "a writer that goes on without a bookie waits for the connection to it",
         (Edit("client_aio.bookies.ensemble_finder:EnsembleFinder._fill",
               " and not vacancy.goes_on_without", ""),),
+        tests=("tests/integration/test_hung_bookies.py", "-k", "waits_for_no_bookie"),
+    ),
+    Mutant(
+        137, "a takeover does not ask a bookie again that has come back",
+        (Edit("client_aio.ledger.recovery:_out_of_reach",
+              "for seat in indexes_of(silent)}", "for seat in ()}"),),
         tests=("tests/integration/test_hung_bookies.py", "-k", "waits_for_no_bookie"),
     ),
 ]  # fmt: skip
