@@ -1,7 +1,8 @@
 """Auto recovery measured: a bookie lost for good under writers, and an audit of many ledgers.
 
     python -m benchmarks.autorecovery lost --bookies 10 --ledgers 500 --writers 10
-    python -m benchmarks.autorecovery lost --losses 2 --separate 2 --kill
+    python -m benchmarks.autorecovery lost --losses 2 --separate 2 --kill worker
+    python -m benchmarks.autorecovery lost --metadata zk --separate 3 --kill auditor --stop-metadata 20
     python -m benchmarks.autorecovery audit --ledgers 100000
     python -m benchmarks.autorecovery leave --bookies 10 --ledgers 200 --writers 10
     python -m benchmarks.autorecovery rolling --bookies 10 --writers 10
@@ -24,11 +25,12 @@ import gc
 import json
 import random
 import shutil
+import sqlite3
 import statistics
 import sys
 import tempfile
 import time
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -36,9 +38,9 @@ from typing import TYPE_CHECKING, Any
 
 import client_aio
 from benchmarks.processes import ROOT, Child
-from client_aio.admin.replicas import parts_of, verify_replica
 from client_aio.autorecovery.service import AutoRecovery
-from client_aio.autorecovery.survey import auto_recovery_state, ledgers_naming, survey
+from client_aio.autorecovery.survey import all_metadata, auto_recovery_state, ledgers_naming, survey
+from client_aio.autorecovery.verification import Verification
 from client_aio.config import AutoRecoveryConfig
 from client_aio.core.audit import Condition
 from metadata.access.bookies import ensure_cluster
@@ -47,6 +49,7 @@ from metadata.backends.uri import open_store
 from metadata.ids import KEY_COOKIES, KEY_REPAIR_TASKS
 from metadata.model.ledger import LedgerMetadata
 from tests.support.cluster import Cluster
+from tests.support.zookeeper import ZooKeeperServer
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -103,35 +106,40 @@ async def fill(client: client_aio.Client, count: int, entries: int) -> list[int]
     return ledger_ids
 
 
-async def verified(client: client_aio.Client) -> tuple[int, int, list[Any]]:
-    """Read every replica of every complete fragment; gives replicas, entries, and what is not whole."""
-    context, replicas, entries, bad = client._context, 0, 0, []
-    async for ledger_id in client.list_ledgers():
-        metadata = await client.ledger_metadata(ledger_id)
-        for part in parts_of(metadata):
-            found = await asyncio.gather(
-                *(verify_replica(context, metadata, part, bookie) for bookie in part.bookies)
-            )
-            replicas += len(found)
-            entries += sum(one.intact for one in found)
-            bad += [one for one in found if one.status != "ok"]
-    return replicas, entries, bad
+async def verify(client: client_aio.Client) -> bool:
+    """Read every copy of every entry; return whether all are good."""
+    verification = Verification(client._context)
+    found = [one async for one in verification.run(all_metadata(client._context))]
+    totals = verification.totals
+    print(f"read {totals.intact:,} copies of entries of {totals.ledgers:,} ledgers: {totals.by_condition}")
+    for one in [each for each in found if each.condition][:10]:
+        print(one)
+    return not totals.condition
 
 
 async def until(is_met: Callable[[], Awaitable[bool]], step_s: float = 0.1) -> None:
-    """Poll until a condition holds."""
+    """Poll until a condition holds; the metadata store may be stopped meanwhile."""
     async with asyncio.timeout(WAIT_S):
-        while not await is_met():  # noqa: ASYNC110  # nothing announces it
+        while True:
+            with suppress(client_aio.MetadataUnavailableError):
+                if await is_met():
+                    return
             await asyncio.sleep(step_s)
 
 
-async def lose(options: argparse.Namespace, cluster: Cluster, stack: AsyncExitStack, directory: Path) -> bool:
+async def lose(
+    options: argparse.Namespace,
+    cluster: Cluster,
+    stack: AsyncExitStack,
+    directory: Path,
+    stop_metadata: Callable[[float], Awaitable[None]],
+) -> bool:
     """Lose bookies under writers, and watch the copies come back."""
     client = await stack.enter_async_context(client_aio.connect(cluster.uri))
-    helpers = [
-        await recovery_process(options, cluster, directory, number) for number in range(options.separate)
-    ]
-    for helper in helpers:
+    helpers = dict(
+        [await recovery_process(options, cluster, directory, number) for number in range(options.separate)]
+    )
+    for helper in helpers.values():
         stack.push_async_callback(helper.end)
     began = time.monotonic()
     await fill(client, options.ledgers, options.entries)
@@ -142,7 +150,7 @@ async def lose(options: argparse.Namespace, cluster: Cluster, stack: AsyncExitSt
     for number in range(options.losses):
         await asyncio.sleep(10)
         victim = cluster[f"b{number + 1}"]
-        quiet_from = await lose_one(options, client, victim, writers, helpers, quiet_from)
+        quiet_from = await lose_one(options, client, victim, writers, helpers, quiet_from, stop_metadata)
     for task in writing:
         task.cancel()
     await asyncio.gather(*writing, return_exceptions=True)
@@ -151,11 +159,8 @@ async def lose(options: argparse.Namespace, cluster: Cluster, stack: AsyncExitSt
     print(f"\nensemble changes of each writer: {changes}; writers that failed: {failed}")
     for each in writers:
         await each.ledger.close()
-    replicas, entries, bad = await verified(client)
-    print(f"read {replicas:,} replicas with {entries:,} entries: {len(bad)} are not whole")
-    for one in bad[:10]:
-        print(one)
-    return not bad and not failed and max(changes, default=0) <= options.losses
+    is_whole = await verify(client)
+    return is_whole and not failed and max(changes, default=0) <= options.losses
 
 
 async def lose_one(
@@ -163,8 +168,9 @@ async def lose_one(
     client: client_aio.Client,
     victim: BookieProcess,
     writers: list[Writer],
-    helpers: list[Child],
+    helpers: dict[str, Child],
     quiet_from: float,
+    stop_metadata: Callable[[float], Awaitable[None]],
 ) -> float:
     """Lose one bookie for good; returns when every copy was there again."""
     killed_at = time.monotonic()
@@ -184,8 +190,9 @@ async def lose_one(
     await until(has_tasks)
     first_task = time.monotonic() - killed_at
     if options.kill and len(helpers) > 1:
-        helpers.pop(0).kill()
-        print("a process with an auditor and a worker was killed")
+        await kill_one(options, client, helpers)
+    if options.stop_metadata:
+        await stop_metadata(options.stop_metadata)
 
     async def is_healthy() -> bool:
         nonlocal before
@@ -208,30 +215,71 @@ async def lose_one(
     return whole_at
 
 
+async def kill_one(options: argparse.Namespace, client: client_aio.Client, helpers: dict[str, Child]) -> None:
+    """Kill the process that audits, or one whose worker is in the middle of a ledger."""
+    name: str | None = None
+
+    async def is_found() -> bool:
+        nonlocal name
+        state = await auto_recovery_state(client._context)
+        busy = [one.name for one in state.workers if one.ledger_id is not None]
+        candidates = [state.auditor] if options.kill == "auditor" else busy
+        name = next((one for one in candidates if one in helpers), None)
+        return name is not None
+
+    await until(is_found, 0.01)
+    assert name is not None
+    helpers.pop(name).kill()
+    print(f"the process of the {options.kill} was killed")
+
+
 async def recovery_process(
     options: argparse.Namespace, cluster: Cluster, directory: Path, number: int
-) -> Child:
-    """Start `autorecovery run`."""
+) -> tuple[str, Child]:
+    """Start `autorecovery run`; return its name, too."""
     child = await Child.start(
         sys.executable, "-m", "client_aio.cli", "autorecovery", "run", "-o", "jsonl",
         "--metadata", cluster.uri, "--lost-bookie-delay", str(options.delay),
         log=directory / f"recovery{number}.log",
     )  # fmt: skip
-    json.loads(await child.line())
+    name: str = json.loads(await child.line())["name"]
     child.ignore_output()
-    return child
+    return name, child
 
 
 async def lost(options: argparse.Namespace) -> bool:
     """Run `lost`."""
-    with tempfile.TemporaryDirectory(prefix="autorecovery-", dir=options.dir) as name:
-        directory = Path(name)
-        cluster = Cluster(directory, bookies=options.bookies, uri=options.metadata)
-        if not options.separate:
-            for bookie in cluster.bookies.values():
-                bookie.arguments = ["--autorecovery", "--lost-bookie-delay", str(options.delay)]
-        async with cluster, AsyncExitStack() as stack:
-            return await lose(options, cluster, stack, directory)
+    with tempfile.TemporaryDirectory(prefix="autorecovery-", dir=options.dir) as name, ExitStack() as servers:
+        return await lost_in(options, Path(name), servers)
+
+
+async def lost_in(options: argparse.Namespace, directory: Path, servers: ExitStack) -> bool:
+    """Run `lost` in a directory."""
+    uri = options.metadata
+    server: ZooKeeperServer | None = None
+    if uri == "zk":
+        (directory / "zookeeper").mkdir()
+        server = servers.enter_context(ZooKeeperServer(directory / "zookeeper"))
+        uri = f"zk://{server.address}/ledgers"
+    cluster = Cluster(directory, bookies=options.bookies, uri=uri)
+
+    async def stop_metadata(seconds: float) -> None:
+        """Stop the server, or hold the write lock of the embedded store: readers of it go on."""
+        print(f"the metadata store is stopped for {seconds:.0f} s")
+        if server is not None:
+            server.pause()
+            await asyncio.sleep(seconds)
+            server.resume()
+            return
+        with closing(sqlite3.connect(directory / "metadata.db", isolation_level=None)) as store:
+            store.execute("BEGIN IMMEDIATE")
+            await asyncio.sleep(seconds)
+
+    if not options.separate:
+        for bookie in cluster.bookies.values():
+            bookie.arguments = ["--autorecovery", "--lost-bookie-delay", str(options.delay)]
+    async with cluster, AsyncExitStack() as stack:
+        return await lose(options, cluster, stack, directory, stop_metadata)
 
 
 async def naming(client: client_aio.Client, bookie: str) -> int:
@@ -274,9 +322,8 @@ async def beside_writers(
     )
     for each in writers:
         await each.ledger.close()
-    replicas, entries, bad = await verified(client)
-    print(f"read {replicas:,} replicas with {entries:,} entries: {len(bad)} are not whole")
-    return is_good and not failed and (not bad or may_lack)
+    is_whole = await verify(client)
+    return is_good and not failed and (is_whole or may_lack)
 
 
 async def leave(options: argparse.Namespace) -> bool:
@@ -455,7 +502,12 @@ def main() -> int:
     losing.add_argument("--losses", type=int, default=1, help="one after another")
     losing.add_argument("--delay", type=float, default=5.0)
     losing.add_argument("--separate", type=int, default=0, help="so many processes beside bookies without")
-    losing.add_argument("--kill", action="store_true", help="kill one of these processes meanwhile")
+    losing.add_argument(
+        "--kill", choices=("auditor", "worker"), help="kill that one of these processes meanwhile"
+    )
+    losing.add_argument(
+        "--stop-metadata", type=float, default=0.0, help="stop the metadata store for so many seconds"
+    )
     auditing = commands.add_parser("audit", help="audit many ledgers")
     auditing.add_argument("--ledgers", type=int, default=100_000)
     auditing.add_argument("--delay", type=float, default=100.0)
@@ -472,9 +524,12 @@ def main() -> int:
         each.add_argument("--writers", type=int, default=10)
     for each in (losing, auditing, leaving, restarting):
         each.add_argument("--bookies", type=int, default=10)
-        each.add_argument("--metadata", help="a store that is empty; default: an embedded one")
+        each.add_argument(
+            "--metadata", help="a store that is empty, or zk: a server of its own; default: an embedded one"
+        )
         each.add_argument("--dir", default=".", help="where the files are made, and removed")
     options = parser.parse_args()
+    options.dir = Path(options.dir).resolve()
     run = {"lost": lost, "audit": audit, "leave": leave, "rolling": rolling}[options.command]
     return 0 if asyncio.run(run(options)) else 1
 

@@ -215,6 +215,9 @@ class ClusterRepair:
                 with suppress(NoSuchKeyError, MetadataCorruptError):
                     _, version = await self._tasks.read(ref)
             outcome = await self._worker.attempt(ledger_id, lost)
+            if not outcome.is_done:
+                # Damage that the first attempt read got a mark of its own, which only a second one may lift.
+                outcome = await self._worker.attempt(ledger_id, lost)
             if outcome.is_done and ref is not None and version is not None:
                 await self._tasks.done(ref, version)
             return outcome

@@ -7,8 +7,10 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import client_aio
+from client_aio.autorecovery.cluster_repair import ClusterRepair
 from client_aio.autorecovery.survey import all_metadata
 from client_aio.autorecovery.verification import Verification
+from client_aio.config import MIB
 from client_aio.core.audit import Condition
 from tests.support.cli import TIMEOUT_S, Cli
 from tests.support.cluster import Cluster
@@ -90,7 +92,13 @@ async def test_damage_and_loss_are_told_apart_and_counted_by_their_copies(tmp_pa
         assert (replicas["b2"]["status"], replicas["b2"]["missing"]) == ("unreachable", 2)
 
         await cluster["b2"].start()
-        await client.repair_ledger(ids[1], replace="b1", by="b1")
+        # b1 has marked the ledger when its damaged entry was read. So the damage is mended with all the rest.
+        repairing = ClusterRepair(client._context, bytes_per_s=MIB)
+        lacking = await repairing.find(lambda _, __: None)
+        assert [(one.ledger_id, one.seats.in_place) for one in lacking.lacking] == [(ids[1], ("b1",))]
+        assert [outcome async for _, outcome in repairing.repair(lacking, ledgers_at_once=1)] == [
+            (True, "", 0)
+        ]
         assert {one.condition for one in await verified(client)} == {Condition.HEALTHY}
 
 

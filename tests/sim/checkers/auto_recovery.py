@@ -78,7 +78,9 @@ class Watched:
         self._given: dict[tuple[str, int], set[int]] = {}
         self._leaving: dict[str, str] = {}  # the mode of the last order of each bookie that was to leave
         self._sees_in_time = not any(fault.kind.startswith(_BLINDING) for fault in simulation.plan.faults)
-        self._sees_in_time &= not any(actor.role == "repairer" for actor in simulation.plan.actors)
+        self._sees_in_time &= not any(
+            actor.role in ("repairer", "operator") for actor in simulation.plan.actors
+        )
         self._history.on_given = self._was_given
         simulation.tree.watchers.append(self.changed)
 

@@ -17,7 +17,7 @@ MUTANTS = [
     Mutant(
         250, "a repair counts a seat before its entries are there",
         (Edit(f"{_REPAIR}._repair_part", "await copier.copy()", "pass"),),
-        ("auto-recovery",),
+        ("auto-recovery", "repaired-by-hand"),
     ),
     Mutant(
         251, "a repair counts copies that the target has not acknowledged",
@@ -95,6 +95,36 @@ MUTANTS = [
         (Edit("bookie_aio.server.handlers.lac:LacHandler._answer_watch",
               "if not any(map(self._engine.is_deleted, ledger_ids)):", "if True:"),),
         tests=("tests/bookie_aio/server/test_server_watches.py", "-k", "deleted_is_told"),
+    ),
+    Mutant(
+        290, "a repair by hand takes a ledger that a worker has locked",
+        (Edit("client_aio.autorecovery.cluster_repair:ClusterRepair._repair",
+              "if ledger_id not in await self._tasks.locked():", "if True:"),
+         Edit("client_aio.autorecovery.cluster_repair:ClusterRepair._repair",
+              "lock = await self._tasks.lock(ledger_id, self.name)",
+              "lock = await self._tasks.lock(ledger_id + 1_000_000, self.name)")),
+        tests=("tests/cli/test_cli_cluster_repair.py", "-k", "locked"),
+        note="rule 14 holds for repairs at the same time: the lock spares work, and is no safety",
+    ),
+    Mutant(
+        291, "a fragment that was repaired while it was verified counts as bad",
+        (Edit("client_aio.autorecovery.verification:Verification._part",
+              "if present == part:", "if True:"),),
+        tests=("tests/cli/test_cli_verify.py", "-k", "changes"),
+        note="simulated runs read every copy by the checker's own reads",
+    ),
+    Mutant(
+        292, "a dump has a head that refers to pages that it lacks",
+        (Edit("metadata.access.dump:_with_pages", "if present.version == head.version:", "if True:"),),
+        tests=("tests/metadata/test_dump.py", "-k", "changes_while"),
+        note="lists in simulated runs are too short for pages",
+    ),
+    Mutant(
+        293, "a restored counter is not above the ledgers of the dump",
+        (Edit("metadata.access.dump:read_dump",
+              "counter = max(counter, _least_id(number, key, value))", "pass"),),
+        tests=("tests/metadata/test_dump.py", "-k", "counter_is_above"),
+        note="no simulated run restores a dump",
     ),
     Mutant(
         270, "a cookie is removed before the copies are made",

@@ -70,6 +70,35 @@ def rolling_absences(draw: Draw) -> Plan:
 
 
 @profile
+def repaired_by_hand(draw: Draw) -> Plan:
+    """One or two operators repair the whole cluster, some beside auto recovery; bookies go meanwhile."""
+    draw.bookies, draw.dishonest = _FIVE, draw.rng.choice(_FIVE)
+    rng = draw.rng
+    operators = [
+        draw.actor("operator", rng.uniform(0.3, 1.5), rest=rng.choice((0.3, 1.0, 2.0)))
+        for _ in range(rng.choice((1, 2)))
+    ]
+    if rng.random() < 0.6:
+        draw.actor("auto_recoverer", rng.uniform(0.1, 1.0))
+    draw.crowd(ack_at_least=2)
+    if rng.random() < 0.5:
+        draw.actor("deleter", rng.uniform(0.5, 3.0))
+    if rng.random() < 0.7:
+        draw.fault("disk_wiped", draw.dishonest, at=rng.uniform(1.0, draw.duration * 0.6))
+    for _ in range(rng.randint(1, 4)):
+        at, lasts = rng.uniform(0.5, draw.duration * 0.8), rng.choice((0.2, 0.6, 1.5, 4.0))
+        draw.fault(rng.choice(("kill_bookie", "power_cut")), rng.choice(_FIVE), at=at, lasts=lasts)
+    for _ in range(rng.randint(0, 2)):
+        draw.fault("kill_client", rng.choice(operators), at=rng.uniform(2.0, draw.duration))
+    if draw.allows("blinding"):
+        for kind in ("meta_lossy", "meta_lag", "meta_cut", "meta_expire", "pause"):
+            draw.some(kind, [*operators, *operators, *draw.clients, *draw.bookies], 3)
+    draw.some("cut_reset", draw.clients, 3)
+    settings = {"read_ahead_bytes": rng.choice((600, 1500, 1 << 20))}
+    return draw.plan(setup="auto_recovery", client_settings=settings)
+
+
+@profile
 def leaving_bookie(draw: Draw) -> Plan:
     """A bookie leaves beside writers, recoveries and repairs; its drain is killed, and begun again."""
     draw.bookies, draw.dishonest = _FIVE, "b1"

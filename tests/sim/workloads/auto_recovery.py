@@ -1,10 +1,12 @@
-"""Processes that run auto recovery: a candidate for the auditor and a worker each; and drains of a bookie."""
+"""Processes that run auto recovery, repair a whole cluster by hand, or have a bookie leave."""
 
 from __future__ import annotations
 
 import asyncio
+from contextlib import aclosing
 from typing import TYPE_CHECKING
 
+from client_aio.autorecovery.cluster_repair import ClusterRepair
 from client_aio.autorecovery.drain import Drain
 from client_aio.autorecovery.service import AutoRecovery
 from metadata.errors import BookKeeperError
@@ -31,6 +33,22 @@ async def auto_recoverer(simulation: Simulation, actor: Actor, client: Client) -
             await asyncio.sleep(lives or 1000.0)
             assert recovery.worker is not None
             simulation.history.note(actor.name, "auto recovery ends in order:", repr(recovery.worker.record))
+
+
+@role
+async def operator(simulation: Simulation, actor: Actor, client: Client) -> None:
+    """Repair the whole cluster by hand, again and again; every bookie that is down counts as lost."""
+    while True:
+        await asyncio.sleep(actor.settings["rest"])
+        repairing = ClusterRepair(client._context, bytes_per_s=200_000)
+        try:
+            found = await repairing.find(lambda *_: None)
+            async with aclosing(repairing.repair(found, ledgers_at_once=2)) as repaired:
+                async for ledger, outcome in repaired:
+                    simulation.stats["repaired_by_hand"] += outcome.is_done
+                    simulation.history.note(actor.name, f"repairs {ledger.ledger_id} by hand:", repr(outcome))
+        except BookKeeperError as error:
+            simulation.history.note(actor.name, "gives a repair by hand up:", repr(error))
 
 
 @role
