@@ -26,10 +26,10 @@ copy (rule 14). A repair with a token is judged as every other request is. A rep
 password and without a token must not add to the ledger what its writer never wrote, and must not supersede
 entries of the writer:
 
-- It is taken only for entries whose bookies are settled by the metadata (`repairable_end`). Behind them a
+- It is taken only for entries whose bookies are settled by the metadata (`Repairable`). Behind them a
   recovery would find the junk of a stranger in place of the end.
-- It is refused where its content term is above the ledger's term here, or above that of a copy held here
-  (`bookie_aio.storage.repair_writes`).
+- Where the metadata give the entries another content term, or are not known to, it is refused if its content
+  term is above the ledger's term here, or that of a copy held here (`bookie_aio.storage.repair_writes`).
 
 A token is sent in the clear. It is valid for one ledger at one bookie, so an eavesdropper on that bookie's
 connection gains no other ledger and no other bookie.
@@ -40,7 +40,8 @@ from __future__ import annotations
 import enum
 import hashlib
 import hmac
-from typing import TYPE_CHECKING
+from bisect import bisect_right
+from typing import TYPE_CHECKING, NamedTuple
 
 from bookie_aio.wire.messages import NO_TERM, Add, AddFlag, Delete, Force, Read, ReadLac, WriteLac
 
@@ -95,7 +96,41 @@ def has_password(metadata: LedgerMetadata) -> bool:
     return metadata.password is not None
 
 
-def repairable_end(metadata: LedgerMetadata) -> int:
+class RepairRight(enum.Enum):
+    """What a repair without a token may do with a block of a ledger with a password."""
+
+    NONE = "none"
+    MISSING = "missing"
+    """Store missing entries, of no higher content term than the ledger's term here."""
+    NAMED = "named"
+    """Store missing entries, above those of lower content terms too: the metadata give them this one."""
+
+
+class Repairable(NamedTuple):
+    """What a repair without a token may store of a ledger with a password."""
+
+    end: int
+    """The id behind the last entry that it may store. It never falls."""
+    fragments: tuple[tuple[int, int], ...]
+    """First entry and content term of the fragments that the head of the metadata lists, ascending."""
+
+    def names(self, first_entry: int, last_entry: int, content_term: int) -> bool:
+        """Return whether the metadata give all these entries this content term.
+
+        Older fragments of an unbounded ledger are in pages, and are not known here.
+        """
+        starts = [first for first, _ in self.fragments]
+        first, last = bisect_right(starts, first_entry) - 1, bisect_right(starts, last_entry) - 1
+        return first >= 0 and all(term == content_term for _, term in self.fragments[first : last + 1])
+
+
+def repairable(metadata: LedgerMetadata) -> Repairable:
+    """Return what a repair without a token may store of a ledger with a password."""
+    fragments = tuple((one.first_entry, one.content_term) for one in metadata.fragments)
+    return Repairable(_repairable_end(metadata), fragments)
+
+
+def _repairable_end(metadata: LedgerMetadata) -> int:
     """Return the id behind the entries of a ledger with a password that a repair without a token may store.
 
     Of a closed ledger these are all entries. Of any other ledger the last fragment is left out, where the

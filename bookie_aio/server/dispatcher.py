@@ -26,11 +26,13 @@ from typing import TYPE_CHECKING, Protocol
 
 from bookie_aio.core.authorisation import (
     Access,
+    Repairable,
+    RepairRight,
     has_password,
     judge_token,
     ledger_at_stake,
     lock_of,
-    repairable_end,
+    repairable,
 )
 from bookie_aio.server.handlers.add import AddHandler
 from bookie_aio.server.handlers.admin import ClaimHandler, ConfirmedHandler, InspectHandler
@@ -82,6 +84,7 @@ if TYPE_CHECKING:
     from bookie_aio.server.responder import Peer
     from bookie_aio.storage.engine import Engine
     from bookie_aio.structured_logging import RepeatedWarnings
+    from bookie_aio.wire.blocks import Block
     from bookie_aio.wire.messages import Message
     from metadata.access.ledgers import LedgerStore
 
@@ -160,7 +163,7 @@ class PasswordLedgers:
     def __init__(self, engine: Engine, ledgers: LedgerStore) -> None:
         self._engine = engine
         self._ledgers = ledgers
-        self._known: OrderedDict[int, int | None] = OrderedDict()  # the repairable end; None: no password
+        self._known: OrderedDict[int, Repairable | None] = OrderedDict()  # None: no password
         self._asking: dict[int, asyncio.Task[bool]] = {}
 
     def has_password(self, ledger_id: int) -> bool | asyncio.Future[bool]:
@@ -175,24 +178,28 @@ class PasswordLedgers:
             self._asking[ledger_id] = asyncio.get_running_loop().create_task(self._ask(ledger_id))
         return self._asking[ledger_id]
 
-    async def may_repair(self, ledger_id: int, last_entry: int) -> bool:
-        """Return whether a repair without a token may store entries up to `last_entry`.
+    async def may_repair(self, block: Block) -> RepairRight:
+        """Return whether a repair without a token may store a block.
 
         Of a ledger that is not in the metadata store it may, unless a token has locked the ledger here.
 
         Raises:
             MetadataError: the metadata store cannot be asked.
         """
+        ledger_id = block.ledger_id
         for must_ask in (False, True):
             if must_ask:
                 await self._read(ledger_id)
             if ledger_id in self._known:
-                end = self._known[ledger_id]
-                if end is None or last_entry < end:
-                    return True
+                known = self._known[ledger_id]
+                if known is None:
+                    return RepairRight.MISSING
+                if block.last_entry < known.end:
+                    is_named = known.names(block.first_entry, block.last_entry, block.content_term)
+                    return RepairRight.NAMED if is_named else RepairRight.MISSING
             elif must_ask:
-                return not self._engine.lock(ledger_id)
-        return False
+                return RepairRight.NONE if self._engine.lock(ledger_id) else RepairRight.MISSING
+        return RepairRight.NONE
 
     async def _read(self, ledger_id: int) -> None:
         try:
@@ -200,7 +207,7 @@ class PasswordLedgers:
         except NoSuchLedgerError:
             self._known.pop(ledger_id, None)
             return
-        self._known[ledger_id] = repairable_end(metadata) if has_password(metadata) else None
+        self._known[ledger_id] = repairable(metadata) if has_password(metadata) else None
         self._known.move_to_end(ledger_id)
         if len(self._known) > _KNOWN_MAX:
             self._known.popitem(last=False)

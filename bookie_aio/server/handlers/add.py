@@ -18,6 +18,7 @@ from bisect import bisect_left
 from functools import partial
 from typing import TYPE_CHECKING
 
+from bookie_aio.core.authorisation import RepairRight
 from bookie_aio.core.fencing import Verdict, check_block, judge
 from bookie_aio.storage.repair_writes import OutdatedBlockError, store_missing, store_unless_outdated
 from bookie_aio.wire.blocks import Block
@@ -59,13 +60,13 @@ class AddHandler:
         responder: Responder,
         fence: Fence,
         metrics: RequestMetrics,
-        may_repair: Callable[[int, int], Awaitable[bool]],
+        may_repair: Callable[[Block], Awaitable[RepairRight]],
         order: StandingOrder,
     ) -> None:
         """Prepare.
 
         Args:
-            may_repair: whether a repair without a token may store a ledger's entries up to an id.
+            may_repair: whether a repair without a token may store a block.
             order: the operator's order, which may forbid adds.
         """
         self._may_repair = may_repair
@@ -212,15 +213,19 @@ class AddHandler:
         engine.eviction_candidates.discard(ledger_id)  # at once: see `Engine.eviction_candidates`
 
         async def store() -> int:
-            if not has_token and not await self._may_repair(ledger_id, block.last_entry):
+            right = RepairRight.NAMED if has_token else await self._may_repair(block)
+            if right is RepairRight.NONE:
                 raise UnauthorizedAccessError(
                     f"ledger {ledger_id} has a password, and without it entry {block.last_entry} is not "
                     "repaired before the ledger is closed, or its last fragment begins behind the entry"
                 )
             # Without this check anybody could fence a ledger with a password.
-            is_trusted = has_token or not engine.lock(ledger_id)
-            if request.term == TERM_FINAL and is_trusted and engine.term(ledger_id) < TERM_FINAL:
+            may_fence = has_token or not engine.lock(ledger_id)
+            if request.term == TERM_FINAL and may_fence and engine.term(ledger_id) < TERM_FINAL:
                 self._fence.raise_term(peer, ledger_id, TERM_FINAL)
+            # A content term that the metadata give these entries is not made up. Auto recovery has no
+            # password, and the bookie may have missed the takeovers.
+            is_trusted = may_fence or right is RepairRight.NAMED
             return await store_missing(engine, block, is_trusted=is_trusted)
 
         self._store(peer, request_id, block, store)

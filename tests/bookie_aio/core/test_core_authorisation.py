@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from bookie_aio.core.authorisation import Access, judge_token, ledger_at_stake, lock_of
+from bookie_aio.core.authorisation import Access, Repairable, judge_token, ledger_at_stake, lock_of
 from bookie_aio.wire import messages as wire
 
 TOKEN = bytes(range(32))
@@ -62,3 +64,20 @@ def test_whatever_changes_something_of_a_ledger_needs_its_token(
 
 def test_every_operation_was_thought_of() -> None:
     assert len(wire.Op) == 14, "say in ledger_at_stake, and above, whether the new operation needs a token"
+
+
+@given(
+    st.lists(st.integers(0, 30), min_size=1, max_size=5, unique=True), st.integers(0, 40), st.integers(0, 5)
+)
+def test_entries_have_the_content_terms_of_the_fragments_that_are_known(
+    starts: set[int], first: int, count: int
+) -> None:
+    fragments = tuple((start, 10 + number) for number, start in enumerate(sorted(starts)))
+    known = Repairable(99, fragments)
+
+    def term_of(entry_id: int) -> int | None:
+        return max(((start, term) for start, term in fragments if start <= entry_id), default=(0, None))[1]
+
+    terms = {term_of(entry_id) for entry_id in range(first, first + count + 1)}
+    for term in range(9, 16):
+        assert known.names(first, first + count, term) == (terms == {term})

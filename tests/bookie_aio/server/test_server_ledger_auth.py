@@ -24,7 +24,8 @@ from bookie_aio.wire.messages import (
 )
 from metadata.access.ledgers import LedgerStore
 from metadata.ids import TERM_FINAL
-from metadata.model.ledger import LedgerMetadata
+from metadata.model.ledger import DIGEST_HMAC, LedgerMetadata, UnboundedRecord
+from metadata.model.passwords import ROOT_BYTES, SALT_BYTES, PasswordRecord
 from tests.support.rawclient import RawClient, block, lac_statement
 from tests.support.storage import copy_as_a_crash_leaves_it
 
@@ -253,3 +254,34 @@ async def test_without_the_token_a_repair_stores_nothing_behind_what_is_settled(
     await ledgers.compare_and_set(metadata.close(SETTLED, 100), version)
     assert (await client.call(repair, block(7, SETTLED, [b"the last one"]))).status is Status.OK
     assert (await client.call(repair, block(7, SETTLED + 1, [b"junk"]))).status is Status.UNAUTHORIZED
+
+
+async def test_without_the_token_a_repair_stores_what_the_metadata_give_that_content_term(
+    bookies: Bookies, client: RawClient, ledgers: LedgerStore
+) -> None:
+    """A bookie that missed a takeover gets its entries back from auto recovery, which has no password."""
+    metadata = LedgerMetadata.new(
+        11, ensemble_size=1, write_quorum=1, ack_quorum=1, bookies=["b1"], digest=DIGEST_HMAC,
+        password=PasswordRecord(bytes(SALT_BYTES), bytes(ROOT_BYTES)),
+        unbounded=UnboundedRecord("orders"),
+    )  # fmt: skip
+    for first in (0, 10, 20):
+        taken = metadata.take_over()
+        metadata = taken.open_term(first, ["b1"], length=first, fragments=taken.fragments)
+    await ledgers.create_ledger(metadata)
+    held = await client.call(Add(11, 1, 0), block(11, 10, [b"dirty"], content_term=1), auth=TOKEN)
+    assert held.status is Status.OK
+
+    async def repair(first: int, content_term: int, payload: bytes = b"x") -> Status:
+        request = Add(11, 0, int(AddFlag.REPAIR))
+        return (await client.call(request, block(11, first, [payload], content_term=content_term))).status
+
+    assert await repair(12, 3) is Status.UNAUTHORIZED  # made up: the metadata say 2
+    assert await repair(5, 2) is Status.UNAUTHORIZED
+    assert await repair(20, 3) is Status.UNAUTHORIZED  # not settled
+    assert await repair(12, 2) is Status.OK
+    assert await repair(10, 2, b"genuine") is Status.OK  # above the copy of a writer that was fenced
+    assert (await client.call(Read(11, NO_TERM, 2, 10, 10, 1, 1000))).entries == [(10, b"genuine")]
+    assert (await client.call(Add(11, 1, 0), block(11, 11, [b"y"], content_term=1), auth=TOKEN)).status is (
+        Status.OK  # no term was raised
+    )

@@ -300,4 +300,11 @@ MUTANTS = [
               'verdict.file if is_earlier else verdict.file.intend(0, "")', 'verdict.file.intend(0, "")'),),
         tests=("tests/bookie_aio/server/test_server_age.py", "-k", "not_forgotten"),
     ),
+    Mutant(
+        88, "a repair without the password may make up a content term",
+        (Edit("bookie_aio.server.dispatcher:PasswordLedgers.may_repair",
+              "is_named = known.names(block.first_entry, block.last_entry, block.content_term)",
+              "is_named = True"),),
+        tests=("tests/bookie_aio/server/test_server_ledger_auth.py", "-k", "give_that_content_term"),
+    ),
 ]  # fmt: skip
