@@ -56,7 +56,7 @@ MUTANTS = [
     Mutant(
         256, "a worker does not look again whether every copy is there",
         (Edit(f"{_WORKER}.attempt", "if not lacking:", "if True:"),),
-        ("auto-recovery",),
+        tests=("tests/integration/test_autorecovery.py", "-k", "cannot_be_repaired"),
     ),
     Mutant(
         257, "tasks end when they are taken",
