@@ -92,6 +92,8 @@ class BookieDirectory:
         self._quarantine = Quarantine(config.quarantine_s)
         self._loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()
+        self._runs: frozenset[tuple[str, str]] = frozenset()  # of the bookies that are registered
+        self._came_or_went = asyncio.Event()
         self.reports = RepeatedReports(self._loop, longest_s=_REPORTS_LONGEST_S, keys_max=_REPORTS_MAX)
         """Of the whole client: warnings that come again and again."""
         self._tasks: list[OwnedTask] = []
@@ -204,6 +206,11 @@ class BookieDirectory:
         before, self.orders = self.orders, orders
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
+        runs = frozenset((name, record.nonce) for name, record in available.items())
+        if runs != self._runs:
+            self._runs = runs
+            came_or_went, self._came_or_went = self._came_or_went, asyncio.Event()
+            came_or_went.set()
         if before.by_bookie != orders.by_bookie:
             for told in list(self._told.values()):
                 told()
@@ -222,6 +229,14 @@ class BookieDirectory:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._changed.wait()
+
+    async def wait_for_arrival(self) -> None:
+        """Wait until a bookie has registered, or was started again, or has gone.
+
+        A client reads the registrations whenever it cannot reach a bookie. So this wait does not end with
+        each read: whoever tries again behind it would cause the next one.
+        """
+        await self._came_or_went.wait()
 
     async def _follow(self, key: str) -> None:
         while True:
@@ -306,7 +321,7 @@ class BookiePool:
     async def _unless_changed(self, call: Coroutine[Any, Any, Result]) -> Result | None:
         """Return the result of a call; None if the registrations change before, which cancels the call."""
         calling = asyncio.ensure_future(call)
-        changing = asyncio.ensure_future(self.directory.wait_for_change(None))
+        changing = asyncio.ensure_future(self.directory.wait_for_arrival())
         try:
             await asyncio.wait([calling, changing], return_when=asyncio.FIRST_COMPLETED)
             return calling.result() if calling.done() else None

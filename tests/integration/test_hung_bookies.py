@@ -267,3 +267,28 @@ async def _asked(cluster: Cluster) -> dict[str, int]:
             sums[name] += info["counters"]["requests"].get(name, 0)
         sums["ledgers"] += info["ledgers_watched"]
     return sums
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+async def test_a_takeover_that_too_few_bookies_answer_ends(cluster: Cluster, hangs: bool) -> None:
+    """To find a bookie down is no news of it: nobody asks it again and again for that."""
+    config = client_aio.ClientConfig(connect_timeout_s=1.0, read_timeout_s=1.0)
+    async with (
+        client_aio.connect(cluster.uri) as client,
+        client_aio.connect(cluster.uri, config=config) as other,
+        asyncio.timeout(WAIT_S),
+    ):
+        writer = await client.open_unbounded_ledger("orders")
+        await writer.add_entry(b"0")
+        await cluster["b2"].kill()
+        if hangs:
+            cluster["b3"].stop()
+        else:
+            await cluster["b3"].kill()
+        try:
+            with pytest.raises((client_aio.LedgerRecoveryError, client_aio.NotEnoughBookiesError)):
+                await other.open_unbounded_ledger("orders")
+        finally:
+            if hangs:
+                cluster["b3"].resume()
+        await writer.abort()
