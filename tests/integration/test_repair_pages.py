@@ -243,7 +243,7 @@ async def test_a_repair_that_dies_at_a_page_leaves_the_ledger_whole(
         before = await fragments_of(client, ledger_id)
         reached = asyncio.Event()
 
-        async def stand_still(*_: object) -> None:
+        async def stand_still(*_: object, **__: object) -> None:
             reached.set()
             await asyncio.Event().wait()
 
