@@ -140,7 +140,8 @@ def _parse_sqlite(uri: str, rest: str) -> SqliteLocation:
         raise _wrong(uri, "its path is not absolute (three slashes: sqlite:///absolute/path)")
     if path.endswith("/"):
         raise _wrong(uri, "its path names a directory, not a file")
-    return SqliteLocation(Path(path))
+    # Four slashes are the form of other libraries. POSIX leaves the meaning of a path with two to the system.
+    return SqliteLocation(Path("/" + path.lstrip("/")))
 
 
 def _parse_zookeeper(uri: str, rest: str) -> ZooKeeperLocation:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     ("uri", "location"),
     [
         ("sqlite:///var/lib/m.db", SqliteLocation(Path("/var/lib/m.db"))),
+        ("sqlite:////var/lib/m.db", SqliteLocation(Path("/var/lib/m.db"))),
         ("sqlite:///with%20space.db", SqliteLocation(Path("/with space.db"))),
         ("zk://h1:2182,h2/root/sub", ZooKeeperLocation((("h1", 2182), ("h2", 2181)), "root/sub")),
         ("zk://[::1]:2182,[fe80::1]", ZooKeeperLocation((("::1", 2182), ("fe80::1", 2181)), "")),
