@@ -17,6 +17,7 @@ from bookie_aio.server import registration
 from bookie_aio.server.ledger_gc import LedgerGarbageCollector
 from metadata.errors import NoSuchKeyError
 from metadata.ids import cookie_key
+from tests.sim.cluster.hardware import PAGE, Inode
 from tests.sim.cluster.loop import Order, SimLoop
 from tests.sim.cluster.network import SimNetwork
 from tests.sim.faults.lasting import Lasting
@@ -185,3 +186,16 @@ def test_whoever_writes_to_a_host_that_has_lost_power_hears_of_it_once_that_is_u
         return loop.now
 
     assert 2.0 < loop.run(run(), until=100.0) < 3.0
+
+
+def test_a_sync_that_ends_late_takes_back_nothing_of_a_later_one() -> None:
+    inode = Inode(1)
+    inode.write([b"1" * PAGE], 0)
+    slow = inode.snapshot()
+    inode.write([b"2" * PAGE], 0)
+    inode.write([b"tail"], PAGE)
+    inode.make_durable(inode.snapshot())
+    inode.make_durable(slow)
+    assert inode.durable == b"2" * PAGE + b"tail"
+    assert not inode.dirty
+    assert not inode.size_is_dirty

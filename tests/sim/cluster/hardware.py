@@ -58,6 +58,8 @@ class Inode:
         self.dirty: dict[int, None] = {}  # pages
         self.written: dict[int, None] = {}  # pages that were ever written to, rather than reserved
         self.size_is_dirty = False
+        self._syncs = 0
+        self._synced_by: dict[int, int] = {}  # by page, which sync made it durable last; −1 is the size
 
     def write(self, buffers: Sequence[Any], offset: int) -> int:
         """Change the cache; gives the end of what was written."""
@@ -80,22 +82,29 @@ class Inode:
             self.data.extend(bytes(size - len(self.data)))
         self.size_is_dirty = True
 
-    def snapshot(self) -> tuple[dict[int, bytes], int]:
-        """Return what a sync that begins now covers: dirty pages, and the size."""
+    def snapshot(self) -> tuple[dict[int, bytes], int, int]:
+        """Return what a sync that begins now covers: dirty pages, and the size; and its number."""
         pages = {page: bytes(self.data[page * PAGE : (page + 1) * PAGE]) for page in self.dirty}
-        return pages, len(self.data)
+        self._syncs += 1
+        return pages, len(self.data), self._syncs
 
-    def make_durable(self, snapshot: tuple[dict[int, bytes], int]) -> None:
-        """End a sync."""
-        pages, size = snapshot
-        durable, data = self.durable, self.data
-        _resize(durable, size)
+    def make_durable(self, snapshot: tuple[dict[int, bytes], int, int]) -> None:
+        """End a sync. A page that a later sync has made durable meanwhile stays as that one left it."""
+        pages, size, number = snapshot
+        durable, data, synced_by = self.durable, self.data, self._synced_by
+        if synced_by.get(-1, 0) < number:
+            synced_by[-1] = number
+            _resize(durable, size)
         for page, content in pages.items():
+            if synced_by.get(page, 0) > number or page * PAGE >= len(durable):
+                continue
+            synced_by[page] = number
             at = page * PAGE
-            durable[at : at + len(content)] = content  # ends at `size` at the latest, as the file did
+            kept = content[: len(durable) - at]  # a later sync may have cut the file
+            durable[at : at + len(kept)] = kept
             if data[at : at + PAGE] == content:
                 self.dirty.pop(page, None)
-        self.size_is_dirty = len(data) != size
+        self.size_is_dirty = len(data) != len(durable)
 
     def forget_dirty(self) -> None:
         """End a sync that failed: the pages look clean from now on."""
