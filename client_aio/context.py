@@ -17,6 +17,7 @@ from metadata.awake import AwakeClock
 from metadata.errors import ClientClosedError, InvalidArgumentError
 from metadata.metrics import FINE_SECONDS, Histogram
 from metadata.model.passwords import SALT_BYTES, PasswordRecord, check_password, new_password
+from metadata.owned_task import is_cancelled_alone
 
 if TYPE_CHECKING:
     import random
@@ -112,6 +113,8 @@ class ClientContext:
     async def while_open(self, changes: AsyncGenerator[None, None]) -> AsyncGenerator[None, None]:
         """Yield each time that a watch yields, until the client is closed. The caller closes the watch.
 
+        Ends where the watch ends, and where somebody else has cancelled the tasks of this wait.
+
         Raises:
             ClientClosedError: the client has been closed. The watch does not end by that if its store belongs
                 to the application.
@@ -128,7 +131,7 @@ class ClientContext:
                 waiting = [coming, closed]
                 await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                 self.check_open()
-                if not coming.result():
+                if any(map(is_cancelled_alone, waiting)) or not coming.result():
                     return
                 yield
         finally:

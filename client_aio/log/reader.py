@@ -32,6 +32,7 @@ from metadata.errors import (
     RecordsLostError,
 )
 from metadata.model.log import Position
+from metadata.owned_task import is_cancelled_alone
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -538,10 +539,15 @@ class LogReading:
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
             if ahead[0] == row.id:
-                with contextlib.suppress(BookKeeperError):
+                try:
                     reader = await ahead[1]
                     if reader.is_closed:
                         return reader
+                except BookKeeperError:
+                    pass
+                except asyncio.CancelledError:
+                    if not is_cancelled_alone(ahead[1]):
+                        raise
             else:
                 ahead[1].cancel()
         return await self._open(row)

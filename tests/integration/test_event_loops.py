@@ -126,6 +126,35 @@ async def test_a_log_rolls_and_is_followed_after_all_tasks_were_cancelled(cluste
         await asyncio.gather(following, return_exceptions=True)
 
 
+async def test_a_follower_goes_on_whenever_all_other_tasks_are_cancelled(cluster: Cluster) -> None:
+    """It waits for the log's list nearly all the time, in tasks of its own."""
+    kept = asyncio.all_tasks()
+    async with client_aio.connect(cluster.uri) as client, asyncio.timeout(LASTS_S):
+        log = await client.open_log("a")
+        await log.append(b"0")
+        await log.close()
+        found: asyncio.Queue[bytes] = asyncio.Queue()
+
+        async def follow() -> None:
+            async for record in client.read_log("a", follow=True):
+                found.put_nowait(bytes(record.data))
+
+        following = asyncio.create_task(follow())
+        assert await found.get() == b"0"
+        for number in range(1, 6):
+            for _ in range(10):
+                await asyncio.sleep(0.01)
+                await cancel_all_but({*kept, following})
+            async with client.open_log("a") as again:
+                await again.append(b"%d" % number)
+            getting = asyncio.create_task(found.get())
+            await asyncio.wait([getting, following], return_when=asyncio.FIRST_COMPLETED)
+            assert not following.done()
+            assert await getting == b"%d" % number
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+
+
 async def test_a_roll_that_is_cancelled_at_any_step_loses_nothing(cluster: Cluster) -> None:
     kept = asyncio.all_tasks()
     async with client_aio.connect(cluster.uri) as client:
