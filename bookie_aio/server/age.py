@@ -153,7 +153,7 @@ class BookieAge:
             KeyExistsError: a bookie of that id is running elsewhere.
             MetadataError: the metadata store cannot be reached.
         """
-        files = [await _read(self._disk, path) for path in self._config.directories]
+        files = [await read_age(self._disk, path) for path in self._config.directories]
         present = [file for file in files if file is not None]
         held = tuple(sorted({file.durable for file in present}))
         await self._wait_until_unregistered(present)
@@ -528,7 +528,8 @@ def _is_copy(bookie_id: str, directories: tuple[str, ...], stored: AgeRecord | N
     )
 
 
-async def _read(disk: Disk, directory: str) -> AgeFile | None:
+async def read_age(disk: Disk, directory: str) -> AgeFile | None:
+    """Read the age of a directory; None where the file is missing or damaged."""
     try:
         file = await disk.open(os.path.join(directory, AGE))
     except FileNotFoundError:

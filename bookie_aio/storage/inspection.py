@@ -37,7 +37,7 @@ from metadata.ids import ENTRY_ID_MAX
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from bookie_aio.storage.crash_recovery import RecoveredState
+    from bookie_aio.storage.crash_recovery import Held, RecoveredState
     from bookie_aio.storage.disk.disk import Disk
     from bookie_aio.storage.ledgers.checkpoint import LedgerState
     from bookie_aio.storage.segment.segment import Segment
@@ -133,17 +133,24 @@ class Inspector:
     """Looks at the directories of one bookie."""
 
     def __init__(
-        self, disk: Disk, directories: Sequence[str], on_progress: Callable[[int, int], None]
+        self,
+        disk: Disk,
+        directories: Sequence[str],
+        on_progress: Callable[[int, int], None],
+        *,
+        earlier: Sequence[Held] = (),
     ) -> None:
         """Prepare.
 
         Args:
             directories: all directories of the bookie.
             on_progress: called with the bytes of segments that were checked, and with all of them.
+            earlier: what the storage held at least, as the age files say.
         """
         self._disk = disk
         self._directories = directories
         self._on_progress = on_progress
+        self._earlier = earlier
         self._segments = SegmentSet(
             disk, files_max=_FILES_MAX, heads_bytes_max=_CACHE_BYTES, locations_bytes_max=_CACHE_BYTES
         )
@@ -192,7 +199,9 @@ class Inspector:
         return first
 
     async def _inspect(self, found: Inspection, witness: WitnessFiles) -> None:
-        recovery = CrashRecovery(self._disk, self._directories, self._segments, witness)
+        recovery = CrashRecovery(
+            self._disk, self._directories, self._segments, witness, earlier=self._earlier
+        )
         try:
             state = await recovery.run(spare_bytes=StorageConfig().segment_bytes)
         except DiskFailedError as error:

@@ -20,14 +20,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import struct
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from bookie_aio.wire.messages import ListLedgers, ListLedgersAnswer
 from client_aio.autorecovery.survey import all_metadata, layout_in_full
 from client_aio.autorecovery.worker import Worker
+from client_aio.bookies.connection import list_ledgers
 from client_aio.config import AutoRecoveryConfig
 from client_aio.core.audit import Pace, Ties, has_substitute, ties_of
 from client_aio.core.digest import Digest
@@ -58,7 +57,7 @@ from metadata.errors import (
     NoSuchLedgerError,
     NotEnoughBookiesError,
 )
-from metadata.ids import KEY_LEDGERS, available_key, check_bookie_id, cookie_key
+from metadata.ids import KEY_LEDGERS, LEDGER_ID_MAX, available_key, check_bookie_id, cookie_key
 from metadata.owned_task import OwnedTask, for_each
 
 if TYPE_CHECKING:
@@ -334,13 +333,9 @@ class Drain:
             return held
         try:
             connection = await self._context.pool.get(self._bookie_id)
-            following = 0
-            while following >= 0:
-                answer, body = await connection.call(
-                    ListLedgers(following), ListLedgersAnswer, timeout_s=_CALL_TIMEOUT_S
-                )
-                held.update(one for (one,) in struct.iter_unpack("<Q", body))
-                following = answer.next_ledger
+            async with aclosing(list_ledgers(connection, LEDGER_ID_MAX + 1, _CALL_TIMEOUT_S)) as ledger_ids:
+                async for ledger_id in ledger_ids:
+                    held.add(ledger_id)
         except BookKeeperError as error:
             logger.warning("bookie=%s does not say what it holds: %s", self._bookie_id, error)
         return held

@@ -21,7 +21,7 @@ import socket
 import struct
 import sys
 import termios
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from bookie_aio.wire.frames import (
@@ -43,6 +43,8 @@ from bookie_aio.wire.messages import (
     HelloAnswer,
     ListEntries,
     ListEntriesAnswer,
+    ListLedgers,
+    ListLedgersAnswer,
     Message,
     Op,
     Ping,
@@ -566,3 +568,25 @@ async def list_entries(
             )
         following, is_damaged = answer.next_entry, answer.is_damaged
     return rows, is_damaged
+
+
+async def list_ledgers(
+    connection: BookieConnection, below: int, timeout_s: float
+) -> AsyncGenerator[int, None]:
+    """Yield the ids below a limit of the ledgers that a bookie holds anything of.
+
+    Raises:
+        BookKeeperError: the bookie's failure. ProtocolError: its list does not advance.
+    """
+    following = 0
+    while 0 <= following < below:
+        answer, body = await connection.call(ListLedgers(following), ListLedgersAnswer, timeout_s=timeout_s)
+        for (ledger_id,) in struct.iter_unpack("<Q", body):
+            if ledger_id < below:
+                yield ledger_id
+        if 0 <= answer.next_ledger <= following:
+            raise ProtocolError(
+                f"a list of ledgers from {following} on is said to go on at {answer.next_ledger}",
+                bookie_id=connection.bookie_id,
+            )
+        following = answer.next_ledger

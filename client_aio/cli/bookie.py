@@ -7,7 +7,6 @@ import os
 import random
 import resource
 import socket
-import struct
 import sys
 import time
 from collections.abc import AsyncGenerator
@@ -21,18 +20,17 @@ import typer
 import client_aio
 from bookie_aio import structured_logging
 from bookie_aio.config import BookieConfig, Limits, share_descriptors
-from bookie_aio.core.identity import AgeFile
 from bookie_aio.metrics import DiskTimes
+from bookie_aio.server.age import read_age
 from bookie_aio.server.bookie import Bookie
 from bookie_aio.server.registration import establish_identity, is_formatted
 from bookie_aio.storage.data_directory import read_cookie
-from bookie_aio.storage.disk.disk import Disk, RealDisk
+from bookie_aio.storage.disk.disk import RealDisk
 from bookie_aio.storage.disk.read_only import ReadOnlyDisk
 from bookie_aio.storage.engine import StorageConfig
 from bookie_aio.storage.inspection import Inspector
-from bookie_aio.storage.segment.format import AGE
-from bookie_aio.wire.messages import Done, Info, ListLedgers, ListLedgersAnswer
-from client_aio.bookies.connection import BookieConnection, connect
+from bookie_aio.wire.messages import Done, Info
+from client_aio.bookies.connection import connect, list_ledgers
 from client_aio.cli import lifecycle
 from client_aio.cli.completion import complete_bookies
 from client_aio.cli.exit_codes import Exit
@@ -494,22 +492,10 @@ async def _ledgers_of(record: BookieRecord, below: int) -> set[int]:
             error = raised
             continue
         try:
-            return await _list_ledgers(connection, below)
+            return {one async for one in list_ledgers(connection, below, _CALL_TIMEOUT_S)}
         finally:
             connection.close()
     raise error or BookieUnavailableError(f"bookie {record.bookie_id} has no address")
-
-
-async def _list_ledgers(connection: BookieConnection, below: int) -> set[int]:
-    held: set[int] = set()
-    following = 0
-    while 0 <= following < below:
-        answer, body = await connection.call(
-            ListLedgers(following), ListLedgersAnswer, timeout_s=_CALL_TIMEOUT_S
-        )
-        held.update(one for (one,) in struct.iter_unpack("<Q", body) if one < below)
-        following = answer.next_ledger
-    return held
 
 
 @command(app, "list")
@@ -559,30 +545,19 @@ async def inspect_(
     the bookie has a mark of lost data.
     """
     disk, paths = ReadOnlyDisk(), _absolute(directories)
+    ages = [await read_age(disk, path) for path in paths]
+    held = [one.durable for one in ages if one is not None]
     async with invocation.output.tracking("inspect") as show:
         inspector = Inspector(
-            disk, paths, lambda done, total: show(done // MIB, total // MIB, "MiB of segments")
+            disk, paths, lambda done, total: show(done // MIB, total // MIB, "MiB of segments"), earlier=held
         )
         found = await inspector.run()
-    age = await _age_of(disk, paths)
+    age = None if ages[0] is None else asdict(ages[0])
     document = {**asdict(found), "cookie": asdict(found.cookie), "age": age, "is_damaged": found.is_damaged}
     from client_aio.cli.text import inspection_text  # it needs the client, which few bookies need
 
     invocation.output.document(document, text=inspection_text(found, age))
     return Exit.FAILURE if found.is_damaged else Exit.OK
-
-
-async def _age_of(disk: Disk, directories: tuple[str, ...]) -> dict[str, Any] | None:
-    """Return the bookie's age, as its first directory has it; None where that file is missing or damaged."""
-    try:
-        file = await disk.open(os.path.join(directories[0], AGE))
-    except FileNotFoundError:
-        return None
-    try:
-        age = AgeFile.parse(bytes(await file.read(0, file.size())))
-    finally:
-        file.close()
-    return None if age is None else asdict(age)
 
 
 @command(app, "info")

@@ -125,6 +125,8 @@ async def test_a_recovery_does_not_count_a_replica_that_was_set_back(
             await writer.abort()
         await cluster.end()
         restore_directory(cluster, "b1", tmp_path / "backup", but=but)
+        if but:  # The directory as a whole contradicts the metadata store alone.
+            await asyncio.to_thread(Cli().run, "bookie", "inspect", str(cluster["b1"].directory), code=1)
         await cluster["b1"].start()
         await cluster["b3"].start()
         async with client_aio.connect(cluster.uri, connect_timeout_s=1, read_timeout_s=2) as client:
