@@ -4,18 +4,20 @@ An application may cancel every task of its event loop: `asyncio.all_tasks()` at
 Test frameworks do so too. A task of ours that ends this way leaves callers waiting for what it would have
 done. `OwnedTask` starts it again.
 
-Also `for_each`, whose tasks its caller waits for.
+Also `for_each`, `in_order` and `unless`, whose tasks end with the call.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Iterable
+    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 
 _Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
 
 _RESTART_S = 0.02
 """A timer, and not at once: a loop that is being closed calls no timers, so no task is left over in it."""
@@ -44,6 +46,42 @@ async def for_each(items: Iterable[_Item], work: Callable[[_Item], Awaitable[obj
                 group.create_task(take_turns())
     except ExceptionGroup as failures:
         raise failures.exceptions[0] from None
+
+
+async def in_order(
+    items: AsyncIterator[_Item], work: Callable[[_Item], Coroutine[Any, Any, _Result]], at_once: int
+) -> AsyncGenerator[tuple[_Item, _Result], None]:
+    """Yield each item with the result of some work for it, in their order; so many are under way at once.
+
+    Raises the first error in this order, of the work or of the items. Closing cancels what is under way. It
+    leaves `items` to the caller.
+    """
+    ahead: deque[tuple[_Item, asyncio.Task[_Result]]] = deque()
+    try:
+        async for item in items:
+            ahead.append((item, asyncio.create_task(work(item))))
+            if len(ahead) >= at_once:
+                yield ahead[0][0], await ahead[0][1]
+                ahead.popleft()
+        while ahead:
+            yield ahead[0][0], await ahead[0][1]
+            ahead.popleft()
+    finally:
+        for _, task in ahead:
+            task.cancel()
+        await asyncio.gather(*(task for _, task in ahead), return_exceptions=True)
+
+
+async def unless(event: Coroutine[Any, Any, object], work: Coroutine[Any, Any, _Result]) -> _Result | None:
+    """Return the result of some work; None if an event comes first. Then the work is cancelled."""
+    working, waiting = asyncio.ensure_future(work), asyncio.ensure_future(event)
+    try:
+        await asyncio.wait([working, waiting], return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else None
+    finally:
+        for task in (working, waiting):
+            task.cancel()
+        await asyncio.gather(working, waiting, return_exceptions=True)
 
 
 class OwnedTask:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import Counter, deque
+from collections import Counter
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -27,6 +27,7 @@ from metadata.errors import (
     NoSuchLedgerError,
 )
 from metadata.ids import MALFORMED
+from metadata.owned_task import in_order
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -93,23 +94,13 @@ async def all_metadata(
         except MetadataCorruptError as error:
             return error
 
-    ahead: deque[tuple[int, asyncio.Task[LedgerMetadata | MetadataCorruptError | None]]] = deque()
-    try:
-        async with aclosing(context.ledgers.ledger_ids(first=first)) as ledger_ids:
-            async for ledger_id in ledger_ids:
-                ahead.append((ledger_id, asyncio.create_task(read(ledger_id))))
-                if len(ahead) >= _READS_AT_ONCE:
-                    done, task = ahead.popleft()
-                    if (metadata := await task) is not None:
-                        yield done, metadata
-        while ahead:
-            done, task = ahead.popleft()
-            if (metadata := await task) is not None:
-                yield done, metadata
-    finally:
-        for _, task in ahead:
-            task.cancel()
-        await asyncio.gather(*(task for _, task in ahead), return_exceptions=True)
+    async with (
+        aclosing(context.ledgers.ledger_ids(first=first)) as ledger_ids,
+        aclosing(in_order(ledger_ids, read, _READS_AT_ONCE)) as found,
+    ):
+        async for ledger_id, metadata in found:
+            if metadata is not None:
+                yield ledger_id, metadata
 
 
 class LedgerFilter(NamedTuple):

@@ -16,7 +16,6 @@ The last fragment of a ledger that is not CLOSED is left out: which entries are 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -26,6 +25,7 @@ from client_aio.core.audit import Condition, TokenBucket, condition_of, fewest_c
 from client_aio.core.repair_plan import Part, complete_parts
 from client_aio.unbounded.paged_fragments import spans
 from metadata.errors import MetadataCorruptError, NoSuchLedgerError, UnauthorizedAccessError
+from metadata.owned_task import in_order
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -155,32 +155,16 @@ class Verification:
         Raises:
             MetadataUnavailableError: the store does not answer.
         """
-        ahead: deque[asyncio.Task[VerifiedLedger | None]] = deque()
-
-        async def first() -> VerifiedLedger | None:
-            found = await ahead[0]
-            ahead.popleft()
-            if found is not None:
-                self.totals.add(found)
-            return found
-
-        try:
-            async with aclosing(ledgers):
-                async for ledger_id, metadata in ledgers:
-                    ahead.append(asyncio.create_task(self._ledger(ledger_id, metadata)))
-                    if len(ahead) >= self._at_once and (found := await first()) is not None:
-                        yield found
-            while ahead:
-                if (found := await first()) is not None:
+        async with aclosing(ledgers), aclosing(in_order(ledgers, self._ledger, self._at_once)) as verified:
+            async for _, found in verified:
+                if found is not None:
+                    self.totals.add(found)
                     yield found
-        finally:
-            for task in ahead:
-                task.cancel()
-            await asyncio.gather(*ahead, return_exceptions=True)
 
     async def _ledger(
-        self, ledger_id: int, metadata: LedgerMetadata | MetadataCorruptError
+        self, ledger: tuple[int, LedgerMetadata | MetadataCorruptError]
     ) -> VerifiedLedger | None:
+        ledger_id, metadata = ledger
         found = VerifiedLedger(ledger_id)
         try:
             if isinstance(metadata, MetadataCorruptError):

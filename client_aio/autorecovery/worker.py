@@ -46,7 +46,7 @@ from metadata.errors import (
     NoSuchLedgerError,
     VersionConflictError,
 )
-from metadata.owned_task import OwnedTask
+from metadata.owned_task import OwnedTask, unless
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
@@ -205,15 +205,10 @@ class Worker:
 
     async def _follow_bookies(self) -> None:
         """Try every task again when bookies have come or gone: the reason of its failure may be over."""
-        directory = self._context.pool.directory
-        before = set(directory.available)
         while True:
-            await directory.wait_for_change(self._config.poll_interval_s)
-            now = set(directory.available)
-            if now != before:
-                before = now
-                self._rests = {name: (attempts, 0.0) for name, (attempts, _) in self._rests.items()}
-                self._wake.set()
+            await self._context.pool.directory.wait_for_membership_change()
+            self._rests = {name: (attempts, 0.0) for name, (attempts, _) in self._rests.items()}
+            self._wake.set()
 
     # --- doing a task --------------------------------------------------------------------------
 
@@ -246,7 +241,8 @@ class Worker:
         await registration.update(self.record.to_json())
         began = self._loop.time()
         try:
-            outcome = await self._unless_paused(ref, task)
+            # An attempt is given up when an operator pauses auto recovery.
+            outcome = await unless(self._paused.wait(), self.attempt(ref.ledger_id, task.lost))
             if outcome is not None:
                 await self._settle(ref, task, version, outcome)
         finally:
@@ -254,18 +250,6 @@ class Worker:
             self.record = replace(self.record, ledger_id=None, busy_s=busy_s)
             with suppress(BookKeeperError):
                 await registration.update(self.record.to_json())
-
-    async def _unless_paused(self, ref: TaskRef, task: RepairTask) -> Outcome | None:
-        """Make an attempt; give it up, and return None, when an operator pauses auto recovery."""
-        attempt = asyncio.create_task(self.attempt(ref.ledger_id, task.lost))
-        paused = asyncio.create_task(self._paused.wait())
-        try:
-            await asyncio.wait([attempt, paused], return_when=asyncio.FIRST_COMPLETED)
-            return attempt.result() if attempt.done() else None
-        finally:
-            for each in (attempt, paused):
-                each.cancel()
-            await asyncio.gather(attempt, paused, return_exceptions=True)
 
     async def _settle(self, ref: TaskRef, task: RepairTask, version: Version, outcome: Outcome) -> None:
         """Delete a task that is done; note the failure of another one, for people and for other workers."""

@@ -15,7 +15,7 @@ import contextlib
 import logging
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from client_aio.bookies.connection import BookieConnection, connect
 from metadata.access.bookies import BookieRecord, Orders, available_bookies, registered_bookies
@@ -32,11 +32,11 @@ from metadata.errors import (
     ProtocolError,
 )
 from metadata.ids import KEY_AVAILABLE, KEY_ORDERS
-from metadata.owned_task import OwnedTask
+from metadata.owned_task import OwnedTask, unless
 from metadata.repeated_reports import RepeatedReports
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from bookie_aio.wire.messages import Message
     from client_aio.config import ClientConfig
@@ -230,7 +230,7 @@ class BookieDirectory:
             async with asyncio.timeout(timeout_s):
                 await self._changed.wait()
 
-    async def wait_for_arrival(self) -> None:
+    async def wait_for_membership_change(self) -> None:
         """Wait until a bookie has registered, or was started again, or has gone.
 
         A client reads the registrations whenever it cannot reach a bookie. So this wait does not end with
@@ -306,7 +306,8 @@ class BookiePool:
             self._opening[name] for name in bookie_ids if name in self._suspects & self._opening.keys()
         ]
         if opening:
-            await self._unless_changed(asyncio.wait(opening, return_when=asyncio.FIRST_COMPLETED))
+            reached = asyncio.wait(opening, return_when=asyncio.FIRST_COMPLETED)
+            await unless(self.directory.wait_for_membership_change(), reached)
         return bool(opening)
 
     async def get_all_unless_changed(
@@ -316,19 +317,7 @@ class BookiePool:
 
         A bookie that hangs takes the whole connect timeout, and another one may be back meanwhile.
         """
-        return await self._unless_changed(self.get_all(bookie_ids))
-
-    async def _unless_changed(self, call: Coroutine[Any, Any, Result]) -> Result | None:
-        """Return the result of a call; None if the registrations change before, which cancels the call."""
-        calling = asyncio.ensure_future(call)
-        changing = asyncio.ensure_future(self.directory.wait_for_arrival())
-        try:
-            await asyncio.wait([calling, changing], return_when=asyncio.FIRST_COMPLETED)
-            return calling.result() if calling.done() else None
-        finally:
-            for task in (calling, changing):
-                task.cancel()
-            await asyncio.gather(calling, changing, return_exceptions=True)
+        return await unless(self.directory.wait_for_membership_change(), self.get_all(bookie_ids))
 
     async def until_enough(
         self,

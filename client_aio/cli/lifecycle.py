@@ -40,8 +40,6 @@ BookieArgument = Annotated[
 ]
 
 _OBEYED_WITHIN_S = 15.0
-_NOTED_EACH_S = 10.0
-"""How often the progress is told where standard error is no terminal."""
 
 
 class Switch(StrEnum):
@@ -202,36 +200,28 @@ async def _drain(
     from client_aio.cli.text import document_of_plan, progress_of_drain, text_of_plan
 
     output = invocation.output
-    noted_at = time.monotonic()
-    async with client_aio.connect(invocation.metadata_uri) as client:
-        with output.progress() as progress:
-            task = progress.add_task(f"bookie {bookie}", total=None, figures="")
+    async with (
+        client_aio.connect(invocation.metadata_uri) as client,
+        output.tracking(f"bookie {bookie}") as show,
+    ):
 
-            def show(now: DrainProgress) -> None:
-                nonlocal noted_at
-                if progress.disable and time.monotonic() > noted_at + _NOTED_EACH_S:
-                    noted_at = time.monotonic()
-                    output.note(f"bookie {bookie}: {progress_of_drain(now)}")
-                progress.update(
-                    task,
-                    completed=now.ledgers_moved,
-                    total=now.ledgers_moved + now.ledgers_left,
-                    figures=progress_of_drain(now),
-                )
+        def on_progress(now: DrainProgress) -> None:
+            total = now.ledgers_moved + now.ledgers_left
+            show(now.ledgers_moved, total, f"ledgers moved; {progress_of_drain(now)}")
 
-            drain = Drain(
-                client._context,
-                bookie,
-                successor=successor,
-                recover_after_s=recover_after,
-                config=AutoRecoveryConfig(worker_bytes_per_s=int(rate * MIB)),
-                on_progress=show,
-            )
-            if dry_run:
-                plan = await drain.plan()
-                output.document(document_of_plan(plan), text=text_of_plan(plan))
-                return Exit.UNAVAILABLE if plan.stuck else Exit.OK
-            report = await drain.run()
+        drain = Drain(
+            client._context,
+            bookie,
+            successor=successor,
+            recover_after_s=recover_after,
+            config=AutoRecoveryConfig(worker_bytes_per_s=int(rate * MIB)),
+            on_progress=on_progress,
+        )
+        if dry_run:
+            plan = await drain.plan()
+            output.document(document_of_plan(plan), text=text_of_plan(plan))
+            return Exit.UNAVAILABLE if plan.stuck else Exit.OK
+        report = await drain.run()
     output.document(
         asdict(report),
         text=f"bookie {bookie} {verb} the cluster: {report.ledgers_moved:,} ledgers moved in "

@@ -175,13 +175,13 @@ async def _out_of_reach(
 
     tasks = {asyncio.create_task(ask(bookie_id)): seat for seat, bookie_id in enumerate(ensemble)}
     waiting, errors = set(tasks), dict[str, str]()
-    changing = asyncio.create_task(context.pool.directory.wait_for_arrival())
+    changing = asyncio.create_task(context.pool.directory.wait_for_membership_change())
     try:
         while waiting and not (tally.is_covered and (not is_whole or highest <= tally.lafr)):
             await asyncio.wait({*waiting, changing}, return_when=asyncio.FIRST_COMPLETED)
             if changing.done():
                 # A bookie that did not answer may be back, while another one hangs for its whole timeout.
-                changing = asyncio.create_task(context.pool.directory.wait_for_arrival())
+                changing = asyncio.create_task(context.pool.directory.wait_for_membership_change())
                 again = {asyncio.create_task(ask(ensemble[seat])): seat for seat in indexes_of(silent)}
                 tasks |= again
                 waiting |= again.keys()

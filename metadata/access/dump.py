@@ -26,7 +26,6 @@ above all ids that may have been given out. They drop nothing that the dump lack
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import itertools
 import json
@@ -64,7 +63,7 @@ from metadata.ids import (
 from metadata.keys import TOP_RESERVED, check_key, check_value
 from metadata.model.ledger import LedgerMetadata
 from metadata.model.record import Record
-from metadata.owned_task import for_each
+from metadata.owned_task import for_each, in_order
 from metadata.store import VALUE_BYTES_MAX
 
 if TYPE_CHECKING:
@@ -112,7 +111,6 @@ async def _read_ahead(
     store: MetadataStore, keys: AsyncIterator[str]
 ) -> AsyncGenerator[tuple[str, Versioned], None]:
     """Yield keys that have values, with these, in their order; a few reads are under way at once."""
-    ahead: deque[tuple[str, asyncio.Task[Versioned | None]]] = deque()
 
     async def read(key: str) -> Versioned | None:
         try:
@@ -120,21 +118,10 @@ async def _read_ahead(
         except NoSuchKeyError:
             return None  # It has only children, or was deleted.
 
-    try:
-        async for key in keys:
-            ahead.append((key, asyncio.create_task(read(key))))
-            if len(ahead) >= _READS_AT_ONCE:
-                done, task = ahead.popleft()
-                if (found := await task) is not None:
-                    yield done, found
-        while ahead:
-            done, task = ahead.popleft()
-            if (found := await task) is not None:
-                yield done, found
-    finally:
-        for _, task in ahead:
-            task.cancel()
-        await asyncio.gather(*(task for _, task in ahead), return_exceptions=True)
+    async with aclosing(in_order(keys, read, _READS_AT_ONCE)) as all_found:
+        async for key, found in all_found:
+            if found is not None:
+                yield key, found
 
 
 async def _with_pages(

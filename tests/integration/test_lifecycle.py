@@ -267,7 +267,7 @@ async def test_a_repair_does_not_report_success_with_a_bookie_that_is_to_leave(
                 await change_order(store, target, lambda _: Order(DRAINING))
             await sync(key)
 
-        store.sync = sync_after_the_order  # type: ignore[method-assign]
+        store.sync = sync_after_the_order
         with pytest.raises(LedgerRepairError, match=f"bookie {target} was ordered to leave"):
             await client.repair_ledger(ledger_id, replace=lost, by=target)
         is_named = target in (await client.ledger_metadata(ledger_id)).last_fragment.bookies

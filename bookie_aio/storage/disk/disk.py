@@ -649,7 +649,7 @@ class RealDisk:
         """See `Disk`."""
         await self.call(f"syncing {path}", self._reserve.call, _sync_directory, path)
 
-    def lock_directory(self, path: str) -> RealLock:
+    def lock_directory(self, path: str) -> DirectoryLock:
         """See `Disk`."""
         try:
             return RealLock(self, path)

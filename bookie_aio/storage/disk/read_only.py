@@ -67,7 +67,7 @@ class ReadOnlyDisk(RealDisk):
     async def sync_directory(self, path: str) -> None:
         """Do nothing."""
 
-    def lock_directory(self, path: str) -> DirectoryLock:  # type: ignore[override]
+    def lock_directory(self, path: str) -> DirectoryLock:
         """Take a shared lock, which a running bookie refuses."""
         return SharedLock(path)
 

@@ -122,7 +122,7 @@ async def test_a_bookie_obeys_an_order_of_before_its_start_from_the_first_add(bo
 async def test_a_bookie_whose_disk_is_nearly_full_says_so_while_it_takes_adds(bookies: Bookies) -> None:
     disk, store, gib = bookies.disk(), bookies.store(), 1 << 30
     free = [500 * gib]
-    disk.space = lambda path: Space(free[0], 1000 * gib)  # type: ignore[method-assign]
+    disk.space = lambda path: Space(free[0], 1000 * gib)
     bookie = await bookies.start(disk=disk)
 
     async def announced() -> tuple[int | None, int | None, bool, bool]:
