@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
 
 import pytest
 
-from metadata.owned_task import OwnedTask, for_each
+from metadata.owned_task import OwnedTask, for_each, in_order, unless
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
 
 
 async def test_a_task_that_others_cancel_is_started_again_until_its_owner_ends_it() -> None:
@@ -71,3 +75,67 @@ async def test_items_are_taken_in_order_so_many_at_once_until_one_fails() -> Non
     with pytest.raises(ValueError, match="seven"):
         await for_each(range(7, 100), work, 3)
     assert len(begun) < 20
+
+
+async def _numbers(count: int) -> AsyncGenerator[int, None]:
+    for number in range(count):
+        yield number
+
+
+async def test_results_come_in_order_and_so_many_are_under_way() -> None:
+    running, most = 0, 0
+
+    async def work(number: int) -> int:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        for _ in range(7 - number):
+            await asyncio.sleep(0)
+        running -= 1
+        return 10 * number
+
+    found = [pair async for pair in in_order(_numbers(7), work, 3)]
+    assert found == [(number, 10 * number) for number in range(7)]
+    assert most == 3
+
+
+async def test_an_error_comes_in_its_turn_and_ends_what_is_under_way() -> None:
+    ended, all_run = [], asyncio.Event()
+
+    async def work(number: int) -> int:
+        if number == 2:
+            await all_run.wait()
+            raise ValueError("2")
+        try:
+            if number == 5:
+                all_run.set()
+            if number > 2:
+                await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            ended.append(number)
+            raise
+        return number
+
+    results = in_order(_numbers(9), work, 4)
+    assert [(await anext(results))[0], (await anext(results))[0]] == [0, 1]
+    with pytest.raises(ValueError, match="2"):
+        await anext(results)
+    assert ended == [3, 4, 5]
+
+
+async def test_work_is_cancelled_when_the_event_comes_first() -> None:
+    event, ended = asyncio.Event(), asyncio.Event()
+
+    async def work(rounds: int | None) -> str:
+        try:
+            if rounds is None:
+                event.set()
+                await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            ended.set()
+            raise
+        return "done"
+
+    assert await unless(event.wait(), work(1)) == "done"
+    assert await unless(event.wait(), work(None)) is None
+    assert ended.is_set()
