@@ -259,9 +259,9 @@ class SlowLane:
         if self._turn_of is None:
             self._spend(self._began, self._price)
 
-    def timed(self, work: Coroutine[object, object, _T], price: float) -> Coroutine[object, object, _T]:
-        """Return a coroutine that does this work, and counts the time that the event loop spends on it."""
-        return _in_slow_lane(work, self._effort, lambda began: self._spend(began, price))
+    async def timed(self, work: Coroutine[object, object, _T], price: float) -> _T:
+        """Do this work, and count the time that the event loop spends on it."""
+        return await _in_slow_lane(work, self._effort, lambda began: self._spend(began, price))
 
     def forget(self, connection: Turns) -> None:
         """Take a connection out of the queue."""

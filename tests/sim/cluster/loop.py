@@ -32,11 +32,12 @@ import math
 import sys
 import zlib
 from collections import deque
+from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable
 
     from tests.sim.cluster.network import SimNetwork
 
@@ -468,6 +469,9 @@ class SimLoop(asyncio.AbstractEventLoop):
         return future
 
     def create_task(self, coro: Any, *, name: str | None = None, context: Any = None) -> SimTask:
+        # Python 3.11 runs a generator too, and asyncio makes one there; 3.12 refuses each.
+        if not isinstance(coro, Coroutine) and coro.__name__ != "_wrap_awaitable":
+            raise TypeError(f"a coroutine was expected, got {coro!r}")
         name = name or _UNNAMED
         if context is None:
             task = SimTask(coro, loop=self, name=name)
