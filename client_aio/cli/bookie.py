@@ -9,7 +9,7 @@ import resource
 import socket
 import sys
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -49,6 +49,7 @@ from client_aio.cli.options import (
     usage_error,
 )
 from client_aio.cli.output import Output
+from client_aio.cli.service_manager import ServiceManager
 from client_aio.config import MIB, AutoRecoveryConfig, tune_gc
 from metadata.access.bookies import (
     BookieRecord,
@@ -169,12 +170,22 @@ async def serve(
     )
     is_new = not await is_formatted(disk, paths)
     recovery = AutoRecoveryConfig(lost_bookie_delay_s=lost_bookie_delay) if autorecovery else None
-    stopping = asyncio.create_task(_stop_event(watch_standard_input=stop_with_parent).wait())
-    running = _serve(
-        invocation.output, config, uri, disk, times, create=is_new, recovery=recovery, placement=placement
-    )
+    stop = _stop_event(watch_standard_input=stop_with_parent)
+    async with ServiceManager() as manager:
+        running = _serve(
+            invocation.output, manager, config, uri, disk, times, create=is_new, recovery=recovery,
+            placement=placement,
+        )  # fmt: skip
+        await _until_stopped(running, stop, manager)
+
+
+async def _until_stopped(
+    running: Coroutine[Any, Any, None], stop: asyncio.Event, manager: ServiceManager
+) -> None:
     serving = asyncio.create_task(running)
+    stopping = asyncio.create_task(stop.wait())
     await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
+    manager.stopping()
     stopping.cancel()
     serving.cancel()  # closes the bookie, even while it is still starting
     with suppress(asyncio.CancelledError):
@@ -183,6 +194,7 @@ async def serve(
 
 async def _serve(
     output: Output,
+    manager: ServiceManager,
     config: BookieConfig,
     uri: str,
     disk: RealDisk,
@@ -195,6 +207,7 @@ async def _serve(
     """Run a bookie until it fails, or until cancelled.
 
     Args:
+        manager: is told when the bookie serves.
         times: the times of the disk's system calls.
         create: make the metadata store and the cluster where they are missing: the directories are new.
         recovery: the settings of auto recovery in this process; None for none.
@@ -227,6 +240,7 @@ async def _serve(
         tune_gc()  # again: what the start has read lives as long as the process
         where = ", ".join(bookie.addresses) + (f", http://{address}" if address else "")
         output.document(row, text=f"bookie {bookie.bookie_id} serves on {where}")
+        manager.ready(f"bookie {bookie.bookie_id} serves on {where}")
         recovering = asyncio.create_task(_recover(store, recovery, placement, bookie.bookie_id, clients))
         try:
             failure = await asyncio.shield(bookie.stopped)
