@@ -240,6 +240,7 @@ class Worker:
         workers = max(len(await self._tasks.worker_names()), 1)
         share = self._config.cluster_bytes_per_s / workers
         self._bucket.rate = min(float(self._config.worker_bytes_per_s), share)
+        self._courtesy.is_urgent = ref.copies <= Courtesy.COPIES_AT_RISK
         self.record = replace(self.record, ledger_id=ref.ledger_id)
         await registration.update(self.record.to_json())
         began = self._loop.time()

@@ -368,16 +368,19 @@ class Courtesy:
     A worker does one thing after another, and rests for as long as that took: half of the time is left to
     others in any case. A step that took longer than steps do on idle bookies has waited for others, who wait
     for the worker likewise. So the rest grows with the ratio of the two. It is bounded: repair goes on beside
-    any load.
+    any load. A ledger that may have no copy to lose is worth more than latency: nobody rests for it.
     """
 
+    COPIES_AT_RISK = 1
     RATIO_MAX = 4.0
-    REST_MAX_S = 1.0
+    REST_MAX_S = 0.5
     WINDOW = 256
     """An idle bookie's step is the quickest of between one and two windows of so many steps."""
 
     def __init__(self) -> None:
         """Begin without knowing how long a step takes."""
+        self.is_urgent = False
+        """Whether the ledger at work has at most `COPIES_AT_RISK` good copies of an entry."""
         self._since: float | None = None
         self._ratio = 1.0
         self._counts = [0, 0]
@@ -401,6 +404,8 @@ class Courtesy:
 
     def rest_s(self, now: float) -> float:
         """Return how long to rest for the work since the last rest. The caller calls `begin` behind it."""
+        if self.is_urgent:
+            return 0.0
         worked_s = 0.0 if self._since is None else max(now - self._since, 0.0)
         return min(worked_s * self._ratio, self.REST_MAX_S)
 
