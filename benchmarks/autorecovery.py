@@ -11,8 +11,8 @@
 `lost` kills a bookie and removes its directory. It prints the time until every ledger has all its copies
 again, the bytes that were copied, and each writer's ensemble changes. It compares the latency of adds before
 and meanwhile. With `--alternate`, it pauses auto recovery in turn, and compares the latency of adds while it
-is paused and while it copies. Then every replica of every ledger is read. `audit` prints the auditor's first pass,
-its memory, its steady reads from the metadata store, and the delay of its first task.
+is paused and while it copies. Then every replica of every ledger is read. `audit` prints the auditor's first
+pass, its memory, its steady reads from the metadata store, and the delay of its first task.
 
 `leave` decommissions a bookie under writers by the command, which is killed twice (SIGKILL) and run again. It
 prints failed adds, and whether the bookie ends empty and without a cookie. `rolling` restarts every bookie
