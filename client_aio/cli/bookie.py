@@ -178,7 +178,7 @@ async def serve(
     async with ServiceManager() as manager:
         running = _serve(
             invocation, manager, config, uri, disk, times, create=is_new,
-            recovery=recovery if autorecovery else None,            placement=placement,
+            recovery=recovery if autorecovery else None, placement=placement,
         )  # fmt: skip
         await _until_stopped(running, stop, manager)
 
