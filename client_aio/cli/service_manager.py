@@ -7,8 +7,8 @@ Owns the socket that `NOTIFY_SOCKET` names, and when a message is sent:
     EXTEND_TIMEOUT_USEC=…    a start that replays a long journal is not given up while the event loop runs
     STOPPING=1               a clean stop has begun
 
-Without `NOTIFY_SOCKET` nothing is sent. A message that cannot be sent is dropped: the manager has its
-own timeouts. The variables are removed, so that no process started from here speaks for this one.
+Without `NOTIFY_SOCKET` nothing is sent. A message that cannot be sent is dropped: the manager then acts by
+its own timeouts. The variables are removed, so that no process started from here speaks for this one.
 """
 
 import asyncio
@@ -16,7 +16,6 @@ import os
 import socket
 from contextlib import suppress
 
-SERVICE_VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
 _KEEPALIVE_S = 10.0
 """Without a watchdog: the time between two messages of a start that goes on."""
 _START_EXTENDED_S = 60
