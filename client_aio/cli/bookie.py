@@ -12,13 +12,14 @@ import time
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import asdict, replace
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from bookie_aio import structured_logging
-from bookie_aio.config import BookieConfig, Limits, share_descriptors
+from bookie_aio.config import BookieConfig, Limits, is_wildcard, share_descriptors
 from bookie_aio.metrics import DiskTimes
 from bookie_aio.server.age import read_age
 from bookie_aio.server.bookie import Bookie
@@ -166,6 +167,7 @@ async def serve(
         sweep_interval_s=sweep_interval,
         accept_older_copy=accept_older_copy,
         http=None if http is None else _http_address(http),
+        properties={"version": _release()},
         limits=limits,
         storage=storage,
         **invocation.settings.plain("bookie"),
@@ -224,6 +226,9 @@ async def _serve(
         await _check_port_is_free(*config.listen)
         store = await stack.enter_async_context(await open_store(uri, create=create))
         surveyor = await stack.enter_async_context(Surveyor(invocation, store))
+        if http is not None:
+            announced = {"http": _announced(config, http.address)}
+            config = replace(config, properties={**config.properties, **announced})
         bookie = await stack.enter_async_context(
             await Bookie.start(
                 config, store, disk, rng=rng, now_ms=_now_ms, clock=time.perf_counter, effort=time.thread_time
@@ -416,6 +421,23 @@ def _address(option: str, value: str) -> tuple[str, int]:
 def _http_address(value: str) -> tuple[str, int]:
     host, _, port = value.rpartition(":")
     return _address("--http", value if host else f"127.0.0.1:{port}")
+
+
+def _release() -> str:
+    """Return the release that runs, which is announced: `doctor` tells whether releases are mixed."""
+    try:
+        return version("bookie-aio")
+    except PackageNotFoundError:  # run from its sources, and not installed
+        return "unknown"
+
+
+def _announced(config: BookieConfig, address: str) -> str:
+    """Return the address of the HTTP endpoint as others reach it: a wildcard is no address."""
+    host, port = split_address(address)
+    if not is_wildcard(host):
+        return address
+    advertised = config.advertise[0] if config.advertise else join_address(*config.listen)
+    return join_address(split_address(advertised)[0], port)
 
 
 def _now_ms() -> int:

@@ -20,6 +20,9 @@ _GROUPS = (
     "cluster", "bookie", "ledger", "log", "autorecovery", "metadata", "spark", "bench", "context", "config",
 )  # fmt: skip
 
+_COMMANDS = ("doctor",)
+"""Commands that are in no group: the module of each has it as the only one of its `app`."""
+
 app = typer.Typer(
     cls=Group,
     name="bookie-aio",
@@ -74,12 +77,11 @@ def add_all() -> None:
 
 def _add_groups(arguments: Sequence[str]) -> None:
     """Import the group of commands that is called; without one, import all groups, to be listed."""
-    is_called = arguments and arguments[0] in _GROUPS
-    present = {group.name for group in app.registered_groups}
-    for name in arguments[:1] if is_called else _GROUPS:
-        if name in present:
-            continue
-        app.add_typer(import_module(f"client_aio.cli.{name}").app, name=name, cls=Group)
+    is_called = arguments and arguments[0] in (*_GROUPS, *_COMMANDS)
+    for name in arguments[:1] if is_called else (*_GROUPS, *_COMMANDS):
+        group = import_module(f"client_aio.cli.{name}").app
+        if all(one.typer_instance is not group for one in app.registered_groups):
+            app.add_typer(group, name=name if name in _GROUPS else None, cls=Group)
 
 
 def main() -> NoReturn:
