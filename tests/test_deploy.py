@@ -19,6 +19,7 @@ import yaml
 from bookie_aio import metrics as of_bookie
 from client_aio import metrics as of_client
 from client_aio.cli import main
+from client_aio.cli.settings import Settings
 from metadata.metrics import of_process
 
 ROOT = Path(__file__).parent.parent
@@ -49,7 +50,7 @@ def test_yaml_parses(path: Path) -> None:
 
 @cache
 def root_command() -> Any:
-    main._add_groups([])
+    main.add_all()
     return typer.main.get_command(main.app)
 
 
@@ -64,9 +65,20 @@ def command_of(words: list[str]) -> tuple[Any, list[str]]:
 
 
 def parsed(words: list[str]) -> dict[str, Any]:
-    """Parse a command line as `bookie-aio` does, and return the values."""
+    """Parse a command line as `bookie-aio` does, and return the values.
+
+    A file of settings that it names is the one of that name in `deploy/`.
+    """
+    config = ""
+    if words[0] == "--config":
+        (path,) = DEPLOY.rglob(Path(words[1]).name)
+        config, words = str(path), words[2:]
     command, arguments = command_of(words)
-    values: dict[str, Any] = command.make_context(words[0], arguments).params
+    parent = command.context_class(root_command(), obj=Settings(config=config))
+    *groups, name = words[: len(words) - len(arguments)]
+    for group in groups:
+        parent = command.context_class(root_command(), parent=parent, info_name=group)
+    values: dict[str, Any] = command.make_context(name, arguments, parent=parent).params
     return values
 
 
@@ -83,8 +95,7 @@ def pod() -> dict[str, Any]:
 
 def unit_command() -> list[str]:
     (line,) = re.findall(r"^ExecStart=(.*)$", UNIT.read_text(), re.MULTILINE)
-    settings = dict(re.findall(r"^(\w+)=(.*)$", (UNIT.parent / "bookie.env").read_text(), re.MULTILINE))
-    return shlex.split(re.sub(r"\$\{(\w+)\}", lambda name: settings[name[1]], line))
+    return shlex.split(line)
 
 
 def dockerfile_words(instruction: str) -> list[str]:
@@ -107,7 +118,7 @@ def serve_lines() -> dict[str, list[str]]:
 @pytest.mark.parametrize("name", ["unit", "image", "pod", "b1", "b2", "b3"])
 def test_each_bookie_is_started_by_options_that_there_are(name: str) -> None:
     words = serve_lines()[name]
-    assert words[:2] == ["bookie", "serve"]
+    assert " ".join(words).count("bookie serve") == 1
     values = parsed(words)
     assert values["http"].endswith(":9464")
     is_loopback = values["listen"].startswith("127.")
@@ -118,6 +129,13 @@ def test_each_bookie_is_started_by_options_that_there_are(name: str) -> None:
 def test_an_option_that_there_is_not_is_noticed() -> None:
     with pytest.raises(Exception, match="--nosuch"):
         parsed(["bookie", "serve", "--dir", "/x", "--nosuch"])
+
+
+def test_the_unit_keeps_its_data_in_the_folder_that_systemd_makes() -> None:
+    values = parsed(unit_command()[1:])
+    (folder,) = re.findall(r"^StateDirectory=(.*)$", UNIT.read_text(), re.MULTILINE)
+    assert [str(one) for one in values["directories"]] == [f"/var/lib/{folder}"]
+    assert values["metadata"].startswith("zk://")
 
 
 def test_every_command_that_a_text_names_exists() -> None:

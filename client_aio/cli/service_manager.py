@@ -16,6 +16,7 @@ import os
 import socket
 from contextlib import suppress
 
+SERVICE_VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
 _KEEPALIVE_S = 10.0
 """Without a watchdog: the time between two messages of a start that goes on."""
 _START_EXTENDED_S = 60
