@@ -19,7 +19,7 @@ import typer
 
 import client_aio
 from bookie_aio import structured_logging
-from bookie_aio.config import BookieConfig, Limits, share_descriptors
+from bookie_aio.config import BookieConfig, Limits, is_wildcard, share_descriptors
 from bookie_aio.metrics import DiskTimes
 from bookie_aio.server.age import read_age
 from bookie_aio.server.bookie import Bookie
@@ -169,7 +169,7 @@ async def serve(
     )
     is_new = not await is_formatted(disk, paths)
     recovery = AutoRecoveryConfig(lost_bookie_delay_s=lost_bookie_delay) if autorecovery else None
-    stopping = asyncio.create_task(_stop_event(watch_standard_input=stop_with_parent).wait())
+    stopping = asyncio.create_task(stop_event(watch_standard_input=stop_with_parent).wait())
     running = _serve(
         invocation.output, config, uri, disk, times, create=is_new, recovery=recovery, placement=placement
     )
@@ -207,6 +207,9 @@ async def _serve(
         await _check_port_is_free(*config.listen)
         store = await stack.enter_async_context(await open_store(uri, create=create))
         surveyor = await stack.enter_async_context(Surveyor(store))
+        if http is not None:
+            announced = {"http": _announced(config, http.address)}
+            config = replace(config, properties={**config.properties, **announced})
         bookie = await stack.enter_async_context(
             await Bookie.start(
                 config, store, disk, rng=rng, now_ms=_now_ms, clock=time.perf_counter, effort=time.thread_time
@@ -347,20 +350,6 @@ def _allow_many_files() -> int:
     return sys.maxsize if soft == resource.RLIM_INFINITY else soft
 
 
-def _stop_event(*, watch_standard_input: bool) -> asyncio.Event:
-    loop, stop = asyncio.get_running_loop(), stop_event()
-
-    def ended() -> None:
-        with suppress(BlockingIOError):
-            if not os.read(0, 4096):
-                loop.remove_reader(0)
-                stop.set()
-
-    if watch_standard_input:
-        loop.add_reader(0, ended)
-    return stop
-
-
 def _absolute(directories: list[Path]) -> tuple[str, ...]:
     return tuple(str(directory.resolve()) for directory in directories)
 
@@ -382,6 +371,15 @@ def _address(option: str, value: str) -> tuple[str, int]:
 def _http_address(value: str) -> tuple[str, int]:
     host, _, port = value.rpartition(":")
     return _address("--http", value if host else f"127.0.0.1:{port}")
+
+
+def _announced(config: BookieConfig, address: str) -> str:
+    """Return the address of the HTTP endpoint as others reach it: a wildcard is no address."""
+    host, port = split_address(address)
+    if not is_wildcard(host):
+        return address
+    advertised = config.advertise[0] if config.advertise else join_address(*config.listen)
+    return join_address(split_address(advertised)[0], port)
 
 
 def _now_ms() -> int:

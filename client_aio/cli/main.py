@@ -15,6 +15,8 @@ from client_aio.cli.output import prepare_streams
 from metadata.text import escape
 
 _GROUPS = ("cluster", "bookie", "ledger", "log", "autorecovery", "metadata", "spark", "bench")
+_COMMANDS = ("dashboard",)
+"""Commands that are in no group: the module of each has it as the only one of its `app`."""
 
 app = typer.Typer(
     cls=Group,
@@ -47,9 +49,10 @@ def _root(
 
 def _add_groups(arguments: Sequence[str]) -> None:
     """Import the group of commands that is called; without one, import all groups, to be listed."""
-    is_called = arguments and arguments[0] in _GROUPS
-    for name in arguments[:1] if is_called else _GROUPS:
-        app.add_typer(import_module(f"client_aio.cli.{name}").app, name=name, cls=Group)
+    is_called = arguments and arguments[0] in (*_GROUPS, *_COMMANDS)
+    for name in arguments[:1] if is_called else (*_GROUPS, *_COMMANDS):
+        group = import_module(f"client_aio.cli.{name}").app
+        app.add_typer(group, name=name if name in _GROUPS else None, cls=Group)
 
 
 def main() -> NoReturn:
