@@ -243,7 +243,7 @@ class LocalCluster:
         self._record()
 
     async def stop(self) -> None:
-        """Stop the status page and all bookies cleanly; a bookie that does not stop in time is killed, and that is reported."""
+        """Stop all cleanly; a bookie that does not stop in time is killed, and that is reported."""
         self._stopping = True
         if self.page is not None:
             with contextlib.suppress(ProcessLookupError):
@@ -353,12 +353,20 @@ class LocalCluster:
             async with asyncio.timeout(START_TIMEOUT_S):
                 if line := await process.stdout.readline():
                     self.page.http = json.loads(line)["http"]
+                    self._watchers.add(asyncio.create_task(self._watch_page(self.page)))
                     return
         self._report(f"the status page did not start; see {path}")
         with contextlib.suppress(ProcessLookupError):
             process.kill()
         await process.wait()
         self.page = None
+
+    async def _watch_page(self, page: PageProcess) -> None:
+        code = await page.process.wait()
+        if not self._stopping:
+            self._report(f"the status page (pid {page.process.pid}) {_exit_text(code)}; its log: {page.log}")
+            self.page = None
+            self._record()
 
     def _lock(self, name: str) -> bool:
         file = (self._directory / name).open("ab")

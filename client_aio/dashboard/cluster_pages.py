@@ -94,7 +94,7 @@ def _banner(model: ClusterModel) -> Html:
         'aria-hidden="true">{}</span> <strong>{}</strong></p><p>{}</p>{}</section>',
         kind,
         SIGNS[kind],
-        word,
+        word.capitalize(),
         sentence,
         html('<ul class="problems">{}</ul>', joined(problems)) if problems else "",
     )
@@ -103,8 +103,6 @@ def _banner(model: ClusterModel) -> Html:
 def _tiles(model: ClusterModel) -> Html:
     bookies = list(model.bookies.values())
     up = sum(one.state not in ("down", "silent") for one in bookies)
-    known = [one.figures for one in bookies if one.figures is not None and one.record is not None]
-    free, total = sum(one.disk_free for one in known), sum(one.disk_total for one in known)
     states = ", ".join(f"{count:,} {state}" for state, count in model.ledgers_by_state.items())
     entries, written = model.total("entries_per_s"), model.total("bytes_per_s")
     slowest = max((one.latency_s.last or 0.0 for one in bookies if not one.away_since), default=0.0)
@@ -126,11 +124,22 @@ def _tiles(model: ClusterModel) -> Html:
                     sparkline(written, "bytes written per second over two minutes", SERIES_POINTS),
                 ),
                 tile("Slowest bookie", seconds_text(slowest or None), Html("<small>latency of adds</small>")),
-                tile("Disk free", bytes_text(free) if total else "–",
-                      html("<small>of {}</small>", bytes_text(total)) if total else ""),
+                _fullest_disk(bookies),
             ]
         ),
     )  # fmt: skip
+
+
+def _fullest_disk(bookies: Sequence[BookieState]) -> Html:
+    used = [
+        (1 - one.figures.disk_free / one.figures.disk_total, one.bookie_id, one.figures.disk_free)
+        for one in bookies
+        if one.figures is not None and one.figures.disk_total and one.record is not None
+    ]
+    if not used:
+        return tile("Fullest disk", "–")
+    share, name, free = max(used)
+    return tile("Fullest disk", f"{share:.0%}", html("<small>{} free at {}</small>", bytes_text(free), name))
 
 
 def _last(values: Sequence[float | None]) -> float | None:
@@ -343,7 +352,7 @@ def _repair_progress(model: ClusterModel, moment: Now) -> Html:
         parts.append(html("<p>{}</p>{}", text, bar(gone_s / delay_s, text)))
     if not parts:
         return Html("")
-    return section("Repair", joined(parts), "progress")
+    return section("Progress of repair", joined(parts), "progress")
 
 
 def _recovery(model: ClusterModel, moment: Now) -> Html:

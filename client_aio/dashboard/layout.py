@@ -159,7 +159,7 @@ def table(heads: Sequence[str], rows: Sequence[tuple[str, Sequence[object]]], ca
             '<tr role="row" data-key="{}">{}</tr>',
             key,
             joined(
-                html('<td role="cell" data-label="{}">{}</td>', name, cell)
+                html('<td role="cell" data-label="{}"{}><div>{}</div></td>', name, _emptiness(cell), cell)
                 for name, cell in zip(heads, cells, strict=True)
             ),
         )
@@ -172,6 +172,10 @@ def table(heads: Sequence[str], rows: Sequence[tuple[str, Sequence[object]]], ca
         head,
         body,
     )
+
+
+def _emptiness(cell: object) -> Html:
+    return Html("") if str(cell) else Html(' class="empty"')
 
 
 def nothing(text: str) -> Html:

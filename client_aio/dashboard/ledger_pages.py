@@ -90,7 +90,7 @@ def ledger_state(state: str) -> Html:
 
 def _ledger_cells(model: ClusterModel, row: LedgerRow, moment: Now) -> list[object]:
     names = row.layout.growing or (row.layout.complete[-1] if row.layout.complete else ())
-    log = html("{} {}", Html("<small>log</small>"), link("/log", row.log, name=row.log)) if row.log else ""
+    log = html("log {}", link("/log", row.log, name=row.log)) if row.log else ""
     return [
         ledger_link(row.ledger_id),
         html("{}{}", ledger_state(row.state), badge("bad", "loss") if row.has_loss else ""),

@@ -78,10 +78,10 @@ def rate_text(count: float | None) -> str:
     """Return a number per second with three digits."""
     if count is None:
         return "–"
-    for limit, unit in ((1e6, "M"), (1e3, "k")):
-        if count >= limit:
-            return f"{count / limit:.3g}{unit}/s" if count < 1e9 else f"{count / limit:,.0f}{unit}/s"
-    return f"{count:.3g}/s"
+    units = ((1e6, "M"), (1e3, "k"), (1.0, ""))
+    limit, unit = next((one for one in units if count >= one[0] * 0.9995), units[-1])
+    value = count / limit
+    return f"{value:,.0f}{unit}/s" if value >= 99.95 else f"{value:.3g}{unit}/s"
 
 
 def seconds_text(seconds: float | None) -> str:

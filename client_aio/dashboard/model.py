@@ -331,9 +331,9 @@ class ClusterModel:
         elif after.fragments == before.fragments and after.layout != before.layout:
             named = {*before.layout.bookies}, {*after.layout.bookies}
             lost, gained = sorted(named[0] - named[1]), sorted(named[1] - named[0])
-            change = f"{', '.join(lost) or 'seats'} → {', '.join(gained) or 'others'}"
-            if before.layout.bookies != after.layout.bookies:
-                self.events.add(at, "repaired", change, f"{{ledgers}}: seats given, {change}", ledger_id)
+            if lost and gained:
+                change = f"{', '.join(gained)} in place of {', '.join(lost)}"
+                self.events.add(at, "repaired", change, f"{{ledgers}}: {change}", ledger_id)
 
     def note_complete(self) -> None:
         """Note that the metadata of all ledgers listed have been read."""

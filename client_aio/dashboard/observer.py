@@ -438,6 +438,7 @@ class _RecoveryReader:
 
     def __init__(self, observer: Observer, context: ClientContext) -> None:
         self._observer = observer
+        self._context = context
         self._store = context.ledgers.store
         self._tasks = RepairTasks(self._store)
         self._view = RecoveryView()
@@ -476,7 +477,9 @@ class _RecoveryReader:
         self._view = RecoveryView(auditor, record, workers, is_paused, refs, contents)
         model = self._observer.model
         done = model.note_recovery(self._view, now=self._loop.time(), at=self._observer.wall_clock())
-        self._observer.read_soon(done)
+        # At once, so that no page shows a ledger without a task and without the copies that the task made.
+        await for_each(done[:URGENT_PER_S], partial(self._observer.read, self._context), _READS_AT_ONCE)
+        self._observer.read_soon(done[URGENT_PER_S:])
 
     async def _read_tasks(self, refs: list[TaskRef]) -> None:
         now = self._loop.time()

@@ -24,6 +24,7 @@ import asyncio
 import ipaddress
 import json
 import logging
+import os
 from contextlib import suppress
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Self, cast
@@ -184,7 +185,7 @@ class DashboardServer:
         self._names = frozenset(name.casefold() for name in names)
         self._loop = asyncio.get_running_loop()
         self._connections: dict[_Connection, None] = {}  # oldest first
-        self._manager = web.Server(self._handle)
+        self._manager = web.Server(self._handle, handler_cancellation=True)
         self._listening: asyncio.Server | None = None
         self._live = 0
         self._frames: dict[str, tuple[float, int, Page]] = {}
@@ -208,7 +209,7 @@ class DashboardServer:
                 lambda: _Connection(server, server._manager), host, port, backlog=64
             )
         except OSError as error:
-            reason = error.strerror or str(error)
+            reason = os.strerror(error.errno) if error.errno else str(error)
             raise OSError(f"the status page cannot listen on {join_address(host, port)}: {reason}") from error
         server.address = join_address(*server._listening.sockets[0].getsockname()[:2])
         return server
