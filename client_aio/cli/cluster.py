@@ -3,11 +3,12 @@
 Owns the cluster's directory:
 
     DIR/cluster.json        what runs: metadata URI; id, pid, addresses, HTTP address, directory and log of
-                            each bookie
+                            each bookie; HTTP address, pid and log of the status page
     DIR/supervisor.lock     held by the process that runs `cluster up`
     DIR/processes.lock      held by it and by all its bookies, for as long as any of them lives
     DIR/metadata.db         the embedded metadata store, unless another one is named
     DIR/b1, DIR/b1.log …    each bookie's data and its log
+    DIR/dashboard.log       the log of the status page
 
 Invariants:
 
@@ -33,7 +34,6 @@ from urllib.parse import quote
 
 import typer
 
-import client_aio
 from client_aio.autorecovery.cluster_repair import ClusterRepair
 from client_aio.autorecovery.survey import survey
 from client_aio.cli.completion import complete_bookies
@@ -49,6 +49,8 @@ from client_aio.cli.options import (
     stop_event,
 )
 from client_aio.cli.output import Format, Output
+from client_aio.cli.service_manager import SERVICE_VARIABLES
+from client_aio.cli.settings import CONFIG_VARIABLE, PREFIX
 from client_aio.cli.text import cluster_repair_text, survey_text
 from client_aio.config import MIB, AutoRecoveryConfig
 from metadata.backends.uri import open_store, parse_uri
@@ -87,8 +89,21 @@ class BookieProcess:
         }
 
 
+@dataclass
+class PageProcess:
+    """The status page of the cluster."""
+
+    log: Path
+    process: asyncio.subprocess.Process
+    http: str
+
+    def row(self) -> dict[str, Any]:
+        """Return what cluster.json has of it."""
+        return {"http": self.http, "pid": self.process.pid, "log": str(self.log)}
+
+
 class LocalCluster:
-    """Starts, watches and stops the bookies of one directory."""
+    """Starts, watches and stops the bookies of one directory, and their status page."""
 
     def __init__(
         self,
@@ -101,6 +116,7 @@ class LocalCluster:
         racks: int,
         restart: bool,
         arguments: list[str],
+        has_page: bool,
         report: Callable[[str], None],
     ) -> None:
         """Prepare; nothing happens before `prepare` and `start`.
@@ -113,6 +129,7 @@ class LocalCluster:
             racks: the number of racks that the bookies are labelled with, r1, r2, … in turn; 0: none.
             restart: start again a bookie that died.
             arguments: passed to every `bookie serve`.
+            has_page: run the status page beside the bookies.
             report: called with each message for the user.
         """
         self._directory = directory.resolve()
@@ -123,12 +140,14 @@ class LocalCluster:
         self._racks = racks
         self._restart = restart
         self._arguments = arguments
+        self._has_page = has_page
         self._report = report
         self._locks: list[IO[bytes]] = []
         self._running: dict[str, asyncio.subprocess.Process] = {}
         self._watchers: set[asyncio.Task[None]] = set()
         self._stopping = False
         self.bookies: list[BookieProcess] = []
+        self.page: PageProcess | None = None
 
     @property
     def metadata_uri(self) -> str:
@@ -143,6 +162,7 @@ class LocalCluster:
             "pid": os.getpid(),
             "spares": self._spares,
             "bookies": [bookie.row() for bookie in self.bookies],
+            "dashboard": None if self.page is None else self.page.row(),
         }
 
     async def prepare(self) -> None:
@@ -219,11 +239,18 @@ class LocalCluster:
         except BaseExceptionGroup as failures:
             await self.stop()
             raise failures.exceptions[0] from None
+        if self._has_page:
+            await self._start_page()
         self._record()
 
     async def stop(self) -> None:
-        """Stop all bookies cleanly; a bookie that does not stop in time is killed, and that is reported."""
+        """Stop all cleanly; a bookie that does not stop in time is killed, and that is reported."""
         self._stopping = True
+        if self.page is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self.page.process.kill()  # it holds nothing
+            await self.page.process.wait()
+            self.page = None
         for process in self._running.values():
             with contextlib.suppress(ProcessLookupError):
                 process.send_signal(signal.SIGTERM)
@@ -262,6 +289,7 @@ class LocalCluster:
                 stderr=log,
                 pass_fds=[lock.fileno() for lock in self._locks[1:]],
                 start_new_session=True,  # Ctrl-C reaches the starter only, which stops the bookies
+                env=_environment_of_bookies(),
             )
         self._running[bookie.bookie_id] = process
         bookie.pid = process.pid
@@ -309,6 +337,39 @@ class LocalCluster:
                 self._report(f"bookie {bookie.bookie_id} serves again (pid {bookie.pid})")
                 return
 
+    async def _start_page(self) -> None:
+        """Start the status page. The cluster goes on without it if it fails, or ends later."""
+        path = self._directory / "dashboard.log"
+        with path.open("ab") as log:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "client_aio.cli", "dashboard", self.metadata_uri,
+                "--http", "127.0.0.1:0", "--output", "jsonl", "--stop-with-parent",
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,
+            )  # fmt: skip
+        assert process.stdout is not None
+        self.page = PageProcess(path, process, "")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(START_TIMEOUT_S):
+                if line := await process.stdout.readline():
+                    self.page.http = json.loads(line)["http"]
+                    self._watchers.add(asyncio.create_task(self._watch_page(self.page)))
+                    return
+        self._report(f"the status page did not start; see {path}")
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+        self.page = None
+
+    async def _watch_page(self, page: PageProcess) -> None:
+        code = await page.process.wait()
+        if not self._stopping:
+            self._report(f"the status page (pid {page.process.pid}) {_exit_text(code)}; its log: {page.log}")
+            self.page = None
+            self._record()
+
     def _lock(self, name: str) -> bool:
         file = (self._directory / name).open("ab")
         try:
@@ -336,6 +397,16 @@ class LocalCluster:
         draft = path.with_suffix(".new")
         draft.write_text(json.dumps(self.document(), indent=2) + "\n")
         draft.replace(path)
+
+
+def _environment_of_bookies() -> dict[str, str]:
+    """Return the environment of the bookies: no settings of [bookie], which would be the same for all.
+
+    With one port for `--http`, for instance, only the first bookie could start.
+    """
+    kept = {key: value for key, value in os.environ.items() if key not in SERVICE_VARIABLES}
+    of_one = [key for key in kept if key.startswith(f"{PREFIX}BOOKIE_")]
+    return {key: value for key, value in kept.items() if key not in of_one} | {CONFIG_VARIABLE: ""}
 
 
 def _exit_text(code: int) -> str:
@@ -386,7 +457,11 @@ async def up(
     ] = True,
     lost_bookie_delay: LostBookieDelay = LOST_BOOKIE_DELAY_S,
     http: Annotated[
-        bool, typer.Option("--http", help="Serve metrics and health by HTTP, each bookie on a free port.")
+        bool,
+        typer.Option(
+            "--http",
+            help="Serve metrics and health by HTTP, each bookie on a free port, and the status page.",
+        ),
     ] = False,
 ) -> None:
     """Start a cluster in DIR and run it until Ctrl-C or SIGTERM.
@@ -414,6 +489,7 @@ async def up(
             *(["--autorecovery"] if autorecovery else []),
             *(["--http", "127.0.0.1:0"] if http else []),
         ],
+        has_page=http,
         report=output.note,
     )
     await _run_until_stopped(cluster, output)
@@ -432,6 +508,8 @@ async def _run_until_stopped(cluster: LocalCluster, output: Output) -> None:
             for bookie in cluster.bookies:
                 where = ", ".join(bookie.addresses) + (f", http://{bookie.http}" if bookie.http else "")
                 output.note(f"bookie {bookie.bookie_id} serves on {where} (pid {bookie.pid})")
+            if cluster.page is not None:
+                output.note(f"the status page is at http://{cluster.page.http}/")
             output.note("Stop with Ctrl-C.")
             await stopped
     finally:
@@ -449,7 +527,7 @@ async def status(invocation: Invocation) -> int:
     1 if copies are lacking, or soon will be. It is 2 if data is at risk: some entry has one good copy at
     most.
     """
-    async with client_aio.connect(invocation.metadata_uri) as client:
+    async with invocation.connect() as client:
         found = await survey(client._context)
     invocation.output.document(found.to_document(), text=survey_text(found))
     return int(found.condition)
@@ -487,7 +565,7 @@ async def repair(
     asked. It is 5 if no bookie returned some entries. As JSON lines, the summary comes last.
     """
     output = invocation.output
-    async with client_aio.connect(invocation.metadata_uri, placement=placement.policy) as client:
+    async with invocation.connect(placement=placement.policy) as client:
         repairing = ClusterRepair(client._context, bytes_per_s=int(rate * MIB), lost=lost or ())
         async with output.tracking("look at ledgers") as show:
             found = await repairing.find(lambda done, total: show(done, total, "ledgers"))
