@@ -112,6 +112,7 @@ ONLY_IN = {
     "rich": ("client_aio.cli",),
     "hdrh": ("client_aio.cli",),
     "aiohttp": ("bookie_aio.server.http",),
+    "opentelemetry": ("client_aio.tracing",),
     "prometheus_client": ("metadata.metrics", "bookie_aio.server.http", "client_aio.metrics"),
 }
 

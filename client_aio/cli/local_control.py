@@ -46,6 +46,7 @@ def control_socket(directory: Path) -> socket.socket:
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         listening.bind(_control_path(descriptor, directory))
+        os.chmod(_control_path(descriptor, directory), 0o600)
     finally:
         os.close(descriptor)
     return listening

@@ -97,7 +97,7 @@ def test_what_is_not_understood_is_refused_and_disturbs_nobody(running: RunningC
             asking.shutdown(socket.SHUT_WR)
             assert b"error" in asking.recv(4096)
     os.close(descriptor)
-    assert (running.directory / "control.sock").stat().st_mode & 0o077 == 0
+    assert (running.directory / "control.sock").stat().st_mode & 0o777 == 0o600
     assert running.process.poll() is None
 
 
