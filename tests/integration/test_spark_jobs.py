@@ -179,7 +179,9 @@ def test_an_import_of_something_else_adds_nothing(
     (cut, *_) = (folder / "entries").glob("*.parquet")
     (cut.parent / f".{cut.name}.crc").unlink()
     cut.write_bytes(cut.read_bytes()[:-20])
-    with pytest.raises(client_aio.InvalidArgumentError, match=r"cannot be read: .* not a Parquet file") as raised:
+    with pytest.raises(
+        client_aio.InvalidArgumentError, match=r"cannot be read: .* not a Parquet file"
+    ) as raised:
         import_(spark, bookies.uri, str(folder), log="refused-import")
     assert "\n" not in str(raised.value)
     with pytest.raises(client_aio.InvalidArgumentError, match="name a log, or ledgers"):
