@@ -9,7 +9,7 @@ Bounds. The model keeps:
 - the last `EVENTS_KEPT` events. Events of one kind about one thing within 10 s are one event with a count;
 - `SERIES_POINTS` points for each curve, three curves for each bookie.
 
-Invariant: the first pass over the metadata makes no event. What is new to the observer is not news.
+Invariant: the first pass over the metadata makes no event.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class LedgerRow(NamedTuple):
 
 
 class LedgerQuery(NamedTuple):
-    """What a list of ledgers is about."""
+    """The terms of a search for ledgers."""
 
     text: str = ""
     """A ledger's id, or a part of its name or of its log's name."""
@@ -152,6 +152,7 @@ class ClusterModel:
         self._worker_bytes: tuple[float, dict[str, int]] | None = None
         self._changes = 0  # of what the metadata of ledgers say
         self._views = 0  # of auto recovery
+        self._left = 0  # ledgers to be repaired
         self._problems: tuple[int, list[Problem]] | None = None
         self._copies: tuple[object, Counter[int]] | None = None
         self._lacking: tuple[object, list[LackingRow]] | None = None
@@ -365,19 +366,24 @@ class ClusterModel:
         done = sorted({ref.ledger_id for ref in before.refs} - {ref.ledger_id for ref in view.refs})
         for ledger_id in done:
             self.events.add(at, "repaired", "task", "{ledgers}: the repair task is done", ledger_id)
-        self._note_pace(len(view.refs) + view.record.waiting, now, at)
+        self._note_pace(now, at)
         self._note_bytes(view.workers, now)
         return done
 
-    def _note_pace(self, left: int, now: float, at: float) -> None:
-        if left and self.pace is None:
-            self.pace = Pace(now, left)
-            self.events.add(at, "repair began", "", f"{left:,} ledgers wait for repair")
-        elif self.pace is not None:
+    def _note_pace(self, now: float, at: float) -> None:
+        """Note how many ledgers are left to repair, once there is a task, or a bookie that counts as lost."""
+        before, view = self._left, self.recovery
+        self._left = left = sum(row.status != "open" for row in self.lacking())
+        if self.pace is not None:
             self.pace.note(now, left)
             if not left:
                 self.events.add(at, "repair over", "", f"the repair of {self.pace.done:,} ledgers is over")
                 self.pace = None
+        elif left and (view.refs or not self.down.isdisjoint(view.record.lost)):
+            self.pace = Pace(now, left)
+            self.events.add(at, "repair began", "", f"{left:,} ledgers wait for repair")
+        elif before and not left and self.down:  # it was over before a task of it was seen
+            self.events.add(at, "repair over", "", f"the repair of {before:,} ledgers is over")
 
     def _note_bytes(self, workers: Iterable[WorkerRecord], now: float) -> None:
         totals = {one.name: one.bytes_read for one in workers}

@@ -45,7 +45,7 @@ class Series:
 
 
 class Figures(NamedTuple):
-    """What an answer to INFO tells of a bookie, for this model."""
+    """The part of an answer to INFO that this model keeps."""
 
     uptime_s: float
     is_writable: bool
@@ -97,7 +97,7 @@ _BUCKET = 'bookie_aio_add_seconds_bucket{le="'
 
 
 class Scrape(NamedTuple):
-    """What a bookie's own `/metrics` tell beside INFO: the times of adds, in buckets."""
+    """The part of a bookie's own `/metrics` that INFO lacks: the times of adds, in buckets."""
 
     nonce: str
     """Drawn at the bookie's start. It tells another process at the same address from the bookie."""

@@ -253,6 +253,23 @@ def test_an_ensemble_change_a_takeover_and_a_repair_are_events(model: ClusterMod
     assert texts(model)[-1] == "ledger 7 was taken over, term 1"
 
 
+def test_what_changes_while_all_is_read_for_the_first_time_is_no_event() -> None:
+    model = ClusterModel()
+    look(model, "b1", "b2", "b3")
+    note(model, ledger(2, last=None))
+    note(model, ledger(2, "b1", "b4", "b3", last=None), ledger(2))
+    assert kinds(model) == []
+
+
+def test_a_repair_that_was_over_before_a_task_was_seen_is_told(model: ClusterModel) -> None:
+    view = RecoveryView("b1", AuditorRecord("b1"), [WorkerRecord("b1")])
+    look(model, "b1", "b3")
+    model.note_recovery(view, now=1.0, at=AT)
+    note(model, ledger(1, "b1", "b4", "b3"))
+    model.note_recovery(view, now=2.0, at=AT)
+    assert texts(model)[-1] == "the repair of 1 ledgers is over"
+
+
 def test_events_alike_are_counted_together_and_the_ring_is_bounded() -> None:
     events = EventRing()
     for ledger_id in range(500):
