@@ -34,7 +34,6 @@ from urllib.parse import quote
 
 import typer
 
-import client_aio
 from client_aio.autorecovery.cluster_repair import ClusterRepair
 from client_aio.autorecovery.survey import survey
 from client_aio.cli.completion import complete_bookies
@@ -50,6 +49,8 @@ from client_aio.cli.options import (
     stop_event,
 )
 from client_aio.cli.output import Format, Output
+from client_aio.cli.service_manager import SERVICE_VARIABLES
+from client_aio.cli.settings import CONFIG_VARIABLE, PREFIX
 from client_aio.cli.text import cluster_repair_text, survey_text
 from client_aio.config import MIB, AutoRecoveryConfig
 from metadata.backends.uri import open_store, parse_uri
@@ -288,6 +289,7 @@ class LocalCluster:
                 stderr=log,
                 pass_fds=[lock.fileno() for lock in self._locks[1:]],
                 start_new_session=True,  # Ctrl-C reaches the starter only, which stops the bookies
+                env=_environment_of_bookies(),
             )
         self._running[bookie.bookie_id] = process
         bookie.pid = process.pid
@@ -395,6 +397,16 @@ class LocalCluster:
         draft = path.with_suffix(".new")
         draft.write_text(json.dumps(self.document(), indent=2) + "\n")
         draft.replace(path)
+
+
+def _environment_of_bookies() -> dict[str, str]:
+    """Return the environment of the bookies: no settings of [bookie], which would be the same for all.
+
+    With one port for `--http`, for instance, only the first bookie could start.
+    """
+    kept = {key: value for key, value in os.environ.items() if key not in SERVICE_VARIABLES}
+    of_one = [key for key in kept if key.startswith(f"{PREFIX}BOOKIE_")]
+    return {key: value for key, value in kept.items() if key not in of_one} | {CONFIG_VARIABLE: ""}
 
 
 def _exit_text(code: int) -> str:
@@ -515,7 +527,7 @@ async def status(invocation: Invocation) -> int:
     1 if copies are lacking, or soon will be. It is 2 if data is at risk: some entry has one good copy at
     most.
     """
-    async with client_aio.connect(invocation.metadata_uri) as client:
+    async with invocation.connect() as client:
         found = await survey(client._context)
     invocation.output.document(found.to_document(), text=survey_text(found))
     return int(found.condition)
@@ -553,7 +565,7 @@ async def repair(
     asked. It is 5 if no bookie returned some entries. As JSON lines, the summary comes last.
     """
     output = invocation.output
-    async with client_aio.connect(invocation.metadata_uri, placement=placement.policy) as client:
+    async with invocation.connect(placement=placement.policy) as client:
         repairing = ClusterRepair(client._context, bytes_per_s=int(rate * MIB), lost=lost or ())
         async with output.tracking("look at ledgers") as show:
             found = await repairing.find(lambda done, total: show(done, total, "ledgers"))

@@ -34,7 +34,7 @@ from metadata.ids import check_ledger_id
 from metadata.model.ledger import DIGEST_CRC, DIGEST_HMAC, check_custom, check_quorums
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     import pyarrow
     from pyspark.sql import DataFrame, SparkSession
@@ -133,6 +133,7 @@ def import_(
     job = f"import-{manifest['id']}"
     get_loop_thread().run(_check_log(uri, log, custom, place, None if again else job))
     entries = _read_entries(spark, folder)
+    _check_entries(_fingerprints(entries), ledgers, folder)
     rows = (
         entries.repartition(max(1, min(len(ledgers), 200)), "ledger_id")
         .sortWithinPartitions("ledger_id", "entry_id")
@@ -148,7 +149,7 @@ def import_(
     ids = [made[old] for old in ledgers]
     prints = _fingerprints(_entries_of(spark, uri, ids, place))
     for old, ledger in ledgers.items():
-        if prints.get(made[old], (0, 0, 0)) != (ledger["entries"], ledger["bytes"], ledger["fingerprint"]):
+        if prints.get(made[old], (0, 0, 0)) != _told(ledger):
             raise BookKeeperError(
                 f"ledger {made[old]}, made of exported ledger {old}, differs from what the manifest says"
             )
@@ -274,6 +275,26 @@ def _read_entries(spark: SparkSession, folder: str) -> DataFrame:
         raise InvalidArgumentError(
             f"the entries of the export in {folder} cannot be read: {_first_line(error)}"
         ) from None
+
+
+def _check_entries(
+    found: Mapping[int, tuple[int, int, int]], ledgers: Mapping[int, dict[str, Any]], folder: str
+) -> None:
+    """Raise InvalidArgumentError where the entries of an export are not those that its manifest describes."""
+    for old in [*ledgers, *(each for each in found if each not in ledgers)]:
+        said = _told(ledgers[old]) if old in ledgers else (0, 0, 0)
+        if found.get(old, (0, 0, 0)) != said:
+            entries, size, _ = found.get(old, (0, 0, 0))
+            raise InvalidArgumentError(
+                f"the export in {folder} is damaged: ledger {old} has {entries} entries of {size} bytes there, "
+                f"and differs from what the manifest says, {said[0]} of {said[1]}: copy the folder anew, or "
+                "export again"
+            )
+
+
+def _told(ledger: dict[str, Any]) -> tuple[int, int, int]:
+    """Return what the manifest tells of a ledger's entries, as `_fingerprints` does."""
+    return ledger["entries"], ledger["bytes"], ledger["fingerprint"]
 
 
 def _first_line(error: Exception) -> str:
