@@ -39,7 +39,7 @@ from client_aio.dashboard.markup import (
     url,
 )
 from client_aio.dashboard.model import LedgerQuery
-from client_aio.dashboard.vitals import EVENT_KINDS, EVENTS_KEPT, SERIES_POINTS, text_of_event
+from client_aio.dashboard.vitals import EVENT_KINDS, EVENTS_KEPT, SERIES_POINTS, text_of_event, total_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -104,7 +104,7 @@ def _tiles(model: ClusterModel) -> Html:
     bookies = list(model.bookies.values())
     up = sum(one.state not in ("down", "silent") for one in bookies)
     states = ", ".join(f"{count:,} {state}" for state, count in model.ledgers_by_state.items())
-    entries, written = model.total("entries_per_s"), model.total("bytes_per_s")
+    entries, written = total_of(bookies, "entries_per_s"), total_of(bookies, "bytes_per_s")
     slowest = max((one.latency_s.last or 0.0 for one in bookies if not one.away_since), default=0.0)
     return html(
         '<dl class="tiles">{}</dl>',

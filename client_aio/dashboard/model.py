@@ -473,10 +473,6 @@ class ClusterModel:
         """Return whether the ledger's metadata have been read."""
         return ledger_id in self._states or ledger_id in self._unreadable
 
-    def is_closed(self, ledger_id: int) -> bool:
-        """Return whether the ledger was CLOSED when it was read last."""
-        return self._states.get(ledger_id) is LedgerState.CLOSED
-
     def newest_first(self) -> list[int]:
         """Return the ledgers that have rows, the newest first."""
         if self._order is None:
@@ -555,17 +551,6 @@ class ClusterModel:
         else:
             status = "not due" if ref is None else "waiting"
         return LackingRow(ledger_id, copies, bookies, status, ref, task, repairing.get(ledger_id, ""))
-
-    def total(self, series: str) -> list[float | None]:
-        """Return the sum over all bookies of one of their curves, oldest first."""
-        curves = [list(getattr(one, series).values) for one in self.bookies.values()]
-        length = max(map(len, curves), default=0)
-        found: list[float | None] = []
-        for back in range(length, 0, -1):
-            values = [curve[-back] for curve in curves if len(curve) >= back]
-            known = [value for value in values if value is not None]
-            found.append(sum(known) if known else None)
-        return found
 
 
 def _newest_of(after: Layout, before: Layout) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from client_aio.core.audit import Condition
 from metadata.ids import MALFORMED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
     from metadata.access.bookies import BookieRecord, Order
 
@@ -290,6 +290,18 @@ def _mean_commit_between(before: Figures, after: Figures) -> float | None:
     if groups <= 0 or 1e-6 * after.groups > 0.1 * groups * max(after.commit_mean_s, 1e-5):
         return None
     return max((after.commit_mean_s * after.groups - before.commit_mean_s * before.groups) / groups, 0.0)
+
+
+def total_of(bookies: Collection[BookieState], series: str) -> list[float | None]:
+    """Return the sum over bookies of one of their curves, oldest first."""
+    curves = [list(getattr(one, series).values) for one in bookies]
+    length = max(map(len, curves), default=0)
+    found: list[float | None] = []
+    for back in range(length, 0, -1):
+        values = [curve[-back] for curve in curves if len(curve) >= back]
+        known = [value for value in values if value is not None]
+        found.append(sum(known) if known else None)
+    return found
 
 
 def parsed(document: Mapping[str, Any] | None) -> Figures | None:

@@ -18,6 +18,7 @@ from client_aio.dashboard.vitals import (
     Scrape,
     parsed,
     text_of_event,
+    total_of,
 )
 from metadata.access.bookies import READ_ONLY, BookieRecord, Order
 from metadata.access.repair_tasks import AuditorRecord, RepairTask, TaskRef, WorkerRecord
@@ -176,7 +177,7 @@ def test_curves_are_rates_between_two_answers_and_have_gaps(model: ClusterModel)
     model.note_figures("b1", figures(uptime_s=0.5), now=9.0, at=AT)  # it was started again
     model.note_sample()
     assert list(one.entries_per_s.values)[3:] == [None, None]
-    assert model.total("entries_per_s") == [None, 5.0, 10.0, None, None]
+    assert total_of(model.bookies.values(), "entries_per_s") == [None, 5.0, 10.0, None, None]
     for _ in range(100):
         model.note_sample()
     assert len(one.entries_per_s.values) == SERIES_POINTS
