@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 SEEN_WITHIN_S = 3.0
 ANSWER_WITHIN_S = 0.2
-DELAY_S = 45
+DELAY_S = 30
 """Before a bookie counts as lost. Meanwhile the pages of a cluster without it are photographed."""
 WIDTHS = {"phone": 390, "tablet": 900, "wide": 1600}
 SCHEMES = ("light", "dark")
@@ -117,38 +117,35 @@ async def death_and_repair(
     check(took <= SEEN_WITHIN_S, f"the death of {name} was on the page after {took:.2f} s", failures)
     await page.screenshot(path=out / "death.png", full_page=True)
     check(await page.locator(".pill.ok").count() == 0, "the page is not green any more", failures)
+    watching = asyncio.create_task(watch_repair(page, out))
     await photograph(
         browser, address, arguments, failures,
-        names=("overview", "bookies", "ledgers", "log", "repair", "events"), sizes=("phone", "wide"),
-        suffix="-death",
+        names=("overview", "bookies", "repair"), sizes=("phone", "wide"), suffix="-death",
     )  # fmt: skip
-    bar = page.locator("#repair-bar")
-    await bar.wait_for(timeout=120_000)
-    values: list[tuple[int, int]] = []
-    while await bar.count():
-        try:
-            value = await bar.evaluate("one => [one.value, one.max]", timeout=500)
-        except Exception:  # it went away between the two calls
-            break
-        if not values or tuple(value) != values[-1]:
-            values.append(tuple(value))
-            if len(values) == 3:
-                await page.screenshot(path=out / "repair.png", full_page=True)
-                other = await browser.new_page(viewport={"width": 1600, "height": 1000})
-                await other.goto(f"{address}/repair")
-                await other.wait_for_timeout(600)
-                await other.screenshot(path=out / "repair-page.png", full_page=True)
-                await other.close()
-        await asyncio.sleep(0.1)
+    values = await watching
     check(len(values) >= 3, f"the repair's progress was seen in {len(values)} steps: {values[:8]}", failures)
-    text = page.locator("#events-now", has_text="is over")
-    await text.wait_for(timeout=60_000)
     took = time.monotonic() - began
     print(f"     {took:.1f} s from the death to the end of the repair, {DELAY_S} s of them the delay")
     await page.goto(f"{address}/events")
     found = await page.locator("#events").inner_text()
     for wanted in ("ensemble changed", "bookie lost", "repaired", "repair over"):
         check(wanted in found, f"the events tell of: {wanted}", failures)
+
+
+async def watch_repair(page: Page, out: Path) -> list[list[int]]:
+    """Wait for a repair, and for its end; return the steps of its bar, each with the ledgers done and all."""
+    bar = page.locator("#repair-bar")
+    await bar.wait_for(timeout=300_000)
+    values: list[list[int]] = []
+    over = page.locator("#events-now", has_text="is over")
+    while not await over.count():
+        found = await bar.evaluate_all("all => all.map((one) => [one.value, one.max])")
+        if found and found[0] not in values:
+            values.append(found[0])
+            if len(values) == 3:
+                await page.screenshot(path=out / "repair.png", full_page=True)
+        await asyncio.sleep(0.1)
+    return values
 
 
 async def small_cluster(arguments: argparse.Namespace, browser: Browser, directory: Path) -> list[str]:

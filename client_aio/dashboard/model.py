@@ -15,13 +15,14 @@ Invariant: the first pass over the metadata makes no event.
 from __future__ import annotations
 
 import heapq
+import re
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from client_aio.core.audit import Condition, LedgerIndex, Pace, Problem, judge
 from client_aio.core.log_chain import owner_of
-from client_aio.dashboard.vitals import BookieState, EventRing, Figures, Scrape, Series
+from client_aio.dashboard.vitals import BookieState, EventRing, Figures, Scrape, Series, ledgers_text
 from metadata.access.repair_tasks import COPIES_MAX, AuditorRecord
 from metadata.model.ledger import LedgerState
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from metadata.model.ledger import LedgerMetadata
 
 LEDGERS_KEPT = 100_000
+_DIGITS = re.compile(r"([0-9]+)")
 _LAYOUTS_SHARED = 10_000
 
 
@@ -199,7 +201,7 @@ class ClusterModel:
                 mode = order.mode if order is not None else "under no order any more"
                 self.events.add(at, "bookie changed", name, f"bookie {name} is {mode}")
             one.order = order
-        self.bookies = dict(sorted(self.bookies.items()))
+        self.bookies = {name: self.bookies[name] for name in sorted(self.bookies, key=_as_people_sort)}
         self.revision += 1
 
     def _note_registration(
@@ -210,7 +212,7 @@ class ClusterModel:
             one.away_since = one.away_since if one.is_silent and one.away_since is not None else now
             one.is_silent = False
             ledgers = len(self.index.ledgers_of(one.bookie_id))
-            named = f"; {ledgers:,} ledgers name it" if ledgers else ""
+            named = f"; it is named by {ledgers_text(ledgers)}" if ledgers else ""
             self.events.add(at, "bookie lost", one.bookie_id, f"bookie {one.bookie_id} is down{named}")
         elif record is not None and one.last_record is not None and before is None:
             one.away_since = None
@@ -377,13 +379,15 @@ class ClusterModel:
         if self.pace is not None:
             self.pace.note(now, left)
             if not left:
-                self.events.add(at, "repair over", "", f"the repair of {self.pace.done:,} ledgers is over")
+                self.events.add(
+                    at, "repair over", "", f"the repair of {ledgers_text(self.pace.done)} is over"
+                )
                 self.pace = None
         elif left and (view.refs or not self.down.isdisjoint(view.record.lost)):
             self.pace = Pace(now, left)
-            self.events.add(at, "repair began", "", f"{left:,} ledgers wait for repair")
+            self.events.add(at, "repair began", "", f"left to repair: {ledgers_text(left)}")
         elif before and not left and self.down:  # it was over before a task of it was seen
-            self.events.add(at, "repair over", "", f"the repair of {before:,} ledgers is over")
+            self.events.add(at, "repair over", "", f"the repair of {ledgers_text(before)} is over")
 
     def _note_bytes(self, workers: Iterable[WorkerRecord], now: float) -> None:
         totals = {one.name: one.bytes_read for one in workers}
@@ -551,6 +555,11 @@ class ClusterModel:
         else:
             status = "not due" if ref is None else "waiting"
         return LackingRow(ledger_id, copies, bookies, status, ref, task, repairing.get(ledger_id, ""))
+
+
+def _as_people_sort(name: str) -> tuple[list[object], str]:
+    """Return a key that sorts b2 before b10. Texts and numbers alternate, so keys can be compared."""
+    return [int(part) if part.isdecimal() else part for part in _DIGITS.split(name)], name
 
 
 def _newest_of(after: Layout, before: Layout) -> tuple[str, ...]:

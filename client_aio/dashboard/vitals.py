@@ -202,9 +202,14 @@ class EventRing:
         return list(islice(found, count))
 
 
+def ledgers_text(count: int) -> str:
+    """Return a number of ledgers in words."""
+    return "1 ledger" if count == 1 else f"{count:,} ledgers"
+
+
 def text_of_event(event: Event) -> str:
     """Return an event as a sentence."""
-    ledgers = f"ledger {event.ledger_id}" if event.times == 1 else f"{event.times:,} ledgers"
+    ledgers = f"ledger {event.ledger_id}" if event.times == 1 else ledgers_text(event.times)
     return event.text.replace("{ledgers}", ledgers)
 
 

@@ -125,7 +125,7 @@ def test_a_bookie_that_goes_is_a_problem_and_an_event_and_its_return_ends_both(m
     assert model.bookies["b2"].away_since == 5.0
     assert model.condition is Condition.DEGRADED
     assert "bookie b2 is down, and 2 ledgers name it" in [problem.text for problem in model.problems]
-    assert texts(model)[-1] == "bookie b2 is down; 2 ledgers name it"
+    assert texts(model)[-1] == "bookie b2 is down; it is named by 2 ledgers"
     rows = {row.ledger_id: row for row in model.lacking()}
     assert (rows[1].copies, rows[1].bookies, rows[1].status) == (2, ("b2",), "not due")
     assert (rows[2].copies, rows[2].bookies, rows[2].status) == (None, ("b2",), "open")
@@ -152,6 +152,12 @@ def test_a_bookie_without_an_answer_is_silent_before_its_registration_ends(model
     assert kinds(model)[-1:] == ["bookie silent"]
     look(model, "b1", "b3", now=4.0)
     assert (model.bookies["b2"].state, model.bookies["b2"].away_since) == ("down", 2.0)
+
+
+def test_bookies_are_sorted_as_people_sort() -> None:
+    model = ClusterModel()
+    look(model, "b10", "b2", "b1", "a", "9", "b", "b02")
+    assert list(model.bookies) == ["9", "a", "b", "b1", "b02", "b2", "b3", "b10"]
 
 
 def test_an_order_is_no_fault(model: ClusterModel) -> None:
@@ -268,7 +274,7 @@ def test_a_repair_that_was_over_before_a_task_was_seen_is_told(model: ClusterMod
     model.note_recovery(view, now=1.0, at=AT)
     note(model, ledger(1, "b1", "b4", "b3"))
     model.note_recovery(view, now=2.0, at=AT)
-    assert texts(model)[-1] == "the repair of 1 ledgers is over"
+    assert texts(model)[-1] == "the repair of 1 ledger is over"
 
 
 def test_events_alike_are_counted_together_and_the_ring_is_bounded() -> None:
