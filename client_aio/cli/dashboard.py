@@ -1,6 +1,6 @@
 """`bookie-aio dashboard`: the status page of a cluster, which an operator keeps open. It changes nothing.
 
-A process of its own, and no part of a bookie: the page reads metadata and asks bookies as a client does, and
+A process of its own, and no part of a bookie. The page reads metadata and asks bookies as a client does, and
 a bookie knows no client. So it also goes on when the bookie beside it has died.
 """
 

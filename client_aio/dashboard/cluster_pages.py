@@ -39,7 +39,14 @@ from client_aio.dashboard.markup import (
     url,
 )
 from client_aio.dashboard.model import LedgerQuery
-from client_aio.dashboard.vitals import EVENT_KINDS, EVENTS_KEPT, SERIES_POINTS, text_of_event
+from client_aio.dashboard.vitals import (
+    EVENT_KINDS,
+    EVENTS_KEPT,
+    SERIES_POINTS,
+    ledgers_text,
+    text_of_event,
+    total_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -104,7 +111,7 @@ def _tiles(model: ClusterModel) -> Html:
     bookies = list(model.bookies.values())
     up = sum(one.state not in ("down", "silent") for one in bookies)
     states = ", ".join(f"{count:,} {state}" for state, count in model.ledgers_by_state.items())
-    entries, written = model.total("entries_per_s"), model.total("bytes_per_s")
+    entries, written = total_of(bookies, "entries_per_s"), total_of(bookies, "bytes_per_s")
     slowest = max((one.latency_s.last or 0.0 for one in bookies if not one.away_since), default=0.0)
     return html(
         '<dl class="tiles">{}</dl>',
@@ -178,7 +185,7 @@ def bookies_page(model: ClusterModel, moment: Now, bookie_id: str) -> Page:
             "latency of adds is their 99th percentile where a bookie has --http, else the mean of commits"
         )
         body = table(
-            ("Bookie", "State", "Disk", "Adds", "Latency", "Reads", "Ledgers"),
+            ("Bookie", "State", "Disk", "Adds", "Latency", "Reads", "Holds ledgers"),
             rows,
             f"{len(rows):,} bookies; curves of two minutes; {latency}",
         )
@@ -251,7 +258,7 @@ def _bookie_detail(one: BookieState, moment: Now, named_by: int) -> Html:
     pairs: list[tuple[str, object]] = [
         ("State", _state_of(one, moment)),
         ("Disk", _disk_of(one)),
-        ("Named by", link("/ledgers", f"{named_by:,} ledgers", bookie=one.bookie_id)),
+        ("Named by", link("/ledgers", ledgers_text(named_by), bookie=one.bookie_id)),
     ]
     if record is not None:
         pairs += [
@@ -303,7 +310,7 @@ def repair_page(model: ClusterModel, moment: Now, number: int) -> Page:
     found = table(
         ("Ledger", "Good copies", "Bookies down", "Repair", "Why"),
         [(str(row.ledger_id), _lacking_cells(model, row)) for row in shown],
-        f"{len(rows):,} ledgers, those with the fewest good copies first",
+        f"{ledgers_text(len(rows))}, those with the fewest good copies first",
     )
     steps = pager("/repair", LedgerQuery(page=number), len(rows))
     return Page(

@@ -32,6 +32,7 @@ from client_aio.dashboard.markup import (
     strip_widths,
 )
 from client_aio.dashboard.model import LEDGERS_KEPT, LedgerQuery
+from client_aio.dashboard.vitals import ledgers_text
 
 if TYPE_CHECKING:
     from client_aio.dashboard.model import ClusterModel, LedgerRow
@@ -255,7 +256,7 @@ def log_page(model: ClusterModel, moment: Now, view: LogView) -> Page:
     chain = table(
         ("Position", "Ledger", "State", "Entries", "Bytes", "Bookies", "Listed"),
         [(str(row.id), _chain_cells(model, row, moment)) for row in view.rows],
-        f"page {view.page:,} of {pages:,}, newest first; {len(head.rows):,} ledgers in all",
+        f"page {view.page:,} of {pages:,}, newest first; {ledgers_text(len(head.rows))} in all",
     )
     steps = Html("")
     if pages > 1:

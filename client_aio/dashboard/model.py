@@ -9,19 +9,20 @@ Bounds. The model keeps:
 - the last `EVENTS_KEPT` events. Events of one kind about one thing within 10 s are one event with a count;
 - `SERIES_POINTS` points for each curve, three curves for each bookie.
 
-Invariant: the first pass over the metadata makes no event. What is new to the observer is not news.
+Invariant: the first pass over the metadata makes no event.
 """
 
 from __future__ import annotations
 
 import heapq
+import re
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from client_aio.core.audit import Condition, LedgerIndex, Pace, Problem, judge
 from client_aio.core.log_chain import owner_of
-from client_aio.dashboard.vitals import BookieState, EventRing, Figures, Scrape, Series
+from client_aio.dashboard.vitals import BookieState, EventRing, Figures, Scrape, Series, ledgers_text
 from metadata.access.repair_tasks import COPIES_MAX, AuditorRecord
 from metadata.model.ledger import LedgerState
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from metadata.model.ledger import LedgerMetadata
 
 LEDGERS_KEPT = 100_000
+_DIGITS = re.compile(r"([0-9]+)")
 _LAYOUTS_SHARED = 10_000
 
 
@@ -81,7 +83,7 @@ class LedgerRow(NamedTuple):
 
 
 class LedgerQuery(NamedTuple):
-    """What a list of ledgers is about."""
+    """The terms of a search for ledgers."""
 
     text: str = ""
     """A ledger's id, or a part of its name or of its log's name."""
@@ -152,6 +154,7 @@ class ClusterModel:
         self._worker_bytes: tuple[float, dict[str, int]] | None = None
         self._changes = 0  # of what the metadata of ledgers say
         self._views = 0  # of auto recovery
+        self._left = 0  # ledgers to be repaired
         self._problems: tuple[int, list[Problem]] | None = None
         self._copies: tuple[object, Counter[int]] | None = None
         self._lacking: tuple[object, list[LackingRow]] | None = None
@@ -198,7 +201,7 @@ class ClusterModel:
                 mode = order.mode if order is not None else "under no order any more"
                 self.events.add(at, "bookie changed", name, f"bookie {name} is {mode}")
             one.order = order
-        self.bookies = dict(sorted(self.bookies.items()))
+        self.bookies = {name: self.bookies[name] for name in sorted(self.bookies, key=_as_people_sort)}
         self.revision += 1
 
     def _note_registration(
@@ -209,7 +212,7 @@ class ClusterModel:
             one.away_since = one.away_since if one.is_silent and one.away_since is not None else now
             one.is_silent = False
             ledgers = len(self.index.ledgers_of(one.bookie_id))
-            named = f"; {ledgers:,} ledgers name it" if ledgers else ""
+            named = f"; it is named by {ledgers_text(ledgers)}" if ledgers else ""
             self.events.add(at, "bookie lost", one.bookie_id, f"bookie {one.bookie_id} is down{named}")
         elif record is not None and one.last_record is not None and before is None:
             one.away_since = None
@@ -365,19 +368,26 @@ class ClusterModel:
         done = sorted({ref.ledger_id for ref in before.refs} - {ref.ledger_id for ref in view.refs})
         for ledger_id in done:
             self.events.add(at, "repaired", "task", "{ledgers}: the repair task is done", ledger_id)
-        self._note_pace(len(view.refs) + view.record.waiting, now, at)
+        self._note_pace(now, at)
         self._note_bytes(view.workers, now)
         return done
 
-    def _note_pace(self, left: int, now: float, at: float) -> None:
-        if left and self.pace is None:
-            self.pace = Pace(now, left)
-            self.events.add(at, "repair began", "", f"{left:,} ledgers wait for repair")
-        elif self.pace is not None:
+    def _note_pace(self, now: float, at: float) -> None:
+        """Note how many ledgers are left to repair, once there is a task, or a bookie that counts as lost."""
+        before, view = self._left, self.recovery
+        self._left = left = sum(row.status != "open" for row in self.lacking())
+        if self.pace is not None:
             self.pace.note(now, left)
             if not left:
-                self.events.add(at, "repair over", "", f"the repair of {self.pace.done:,} ledgers is over")
+                self.events.add(
+                    at, "repair over", "", f"the repair of {ledgers_text(self.pace.done)} is over"
+                )
                 self.pace = None
+        elif left and (view.refs or not self.down.isdisjoint(view.record.lost)):
+            self.pace = Pace(now, left)
+            self.events.add(at, "repair began", "", f"left to repair: {ledgers_text(left)}")
+        elif before and not left and self.down:  # it was over before a task of it was seen
+            self.events.add(at, "repair over", "", f"the repair of {ledgers_text(before)} is over")
 
     def _note_bytes(self, workers: Iterable[WorkerRecord], now: float) -> None:
         totals = {one.name: one.bytes_read for one in workers}
@@ -467,10 +477,6 @@ class ClusterModel:
         """Return whether the ledger's metadata have been read."""
         return ledger_id in self._states or ledger_id in self._unreadable
 
-    def is_closed(self, ledger_id: int) -> bool:
-        """Return whether the ledger was CLOSED when it was read last."""
-        return self._states.get(ledger_id) is LedgerState.CLOSED
-
     def newest_first(self) -> list[int]:
         """Return the ledgers that have rows, the newest first."""
         if self._order is None:
@@ -550,16 +556,10 @@ class ClusterModel:
             status = "not due" if ref is None else "waiting"
         return LackingRow(ledger_id, copies, bookies, status, ref, task, repairing.get(ledger_id, ""))
 
-    def total(self, series: str) -> list[float | None]:
-        """Return the sum over all bookies of one of their curves, oldest first."""
-        curves = [list(getattr(one, series).values) for one in self.bookies.values()]
-        length = max(map(len, curves), default=0)
-        found: list[float | None] = []
-        for back in range(length, 0, -1):
-            values = [curve[-back] for curve in curves if len(curve) >= back]
-            known = [value for value in values if value is not None]
-            found.append(sum(known) if known else None)
-        return found
+
+def _as_people_sort(name: str) -> tuple[list[object], str]:
+    """Return a key that sorts b2 before b10. Texts and numbers alternate, so keys can be compared."""
+    return [int(part) if part.isdecimal() else part for part in _DIGITS.split(name)], name
 
 
 def _newest_of(after: Layout, before: Layout) -> tuple[str, ...]:

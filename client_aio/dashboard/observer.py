@@ -3,13 +3,15 @@
 It goes on whatever fails. A metadata store that does not answer is a problem that the page shows, beside what
 was known before. A bookie that does not answer is asked again a second later.
 
-What it reads, at most:
+Its reads, at most:
 
 - the list of all ledgers every `LIST_S`: one read for each 10,000 ids in use, and some more;
 - each ledger once when it is new, `NEW_PER_LISTING` in one listing after the first one;
-- ledgers of which a repair has ended, `URGENT_PER_S`; ledgers that are not CLOSED, in turns, each within
-  `OPEN_S`, `OPEN_PER_S` at most; CLOSED ones, each within `CLOSED_S`, `CLOSED_PER_S` at most;
-- auto recovery: its list of tasks every second, and a few records;
+- ledgers of which a repair has ended: `URGENT_PER_S`;
+- ledgers that are not CLOSED, in turns, each within `OPEN_S`: `OPEN_PER_S`;
+- ledgers that lack copies, the same way: `LACKING_S`, `LACKING_PER_S`;
+- CLOSED ledgers, the same way: `CLOSED_S`, `CLOSED_PER_S`;
+- auto recovery: its list of tasks every second and at each change of it, and a few records;
 - the ledger or the log that somebody looks at: its own records, once a second, four of them at once.
 
 Each bookie gets one INFO a second, on one connection. Every `SAMPLE_S` the observer reads the `/metrics` of
@@ -38,6 +40,7 @@ from metadata.errors import (
     MetadataCorruptError,
     NoSuchKeyError,
     NoSuchLedgerError,
+    OperationTimeoutError,
     UnauthorizedAccessError,
 )
 from metadata.ids import MALFORMED
@@ -55,16 +58,21 @@ if TYPE_CHECKING:
     from metadata.model.log import LogHead, LogRow
 
 ASK_S = 1.0
+TASKS_S = 0.25
+"""The pause between two reads of the list of tasks, while it changes. Without a change it is a second."""
 SAMPLE_S = 2.0
 LIST_S = 10.0
 NEW_PER_LISTING = 1000
 URGENT_PER_S = 100
 OPEN_S, OPEN_PER_S = 10.0, 20
+LACKING_S, LACKING_PER_S = 2.0, 20
 CLOSED_S, CLOSED_PER_S = 1800.0, 10
 _READS_AT_ONCE = 32
 _URGENT_MAX = 10_000
 _ANSWER_TIMEOUT_S = 1.5
 _RETRY_S = 1.0
+_AWAY_S = 5.0
+"""A metadata store without an answer for so long is away. Its own timeouts, made for writes, are longer."""
 _IDLE_S = 10.0
 _REGISTERED_S = 30.0
 _TASKS_SHOWN = 50
@@ -160,8 +168,8 @@ class Observer:
         self._changed = asyncio.Event()
 
     @property
-    def metadata_reads(self) -> int | None:
-        """Return how many operations of the metadata store this observer has made; None without a client."""
+    def metadata_operations(self) -> int | None:
+        """Return how many operations this observer has had the metadata store do; None without a client."""
         times = getattr(self._client and self._client._context.ledgers.store, "times", None)
         return None if times is None else sum(histogram.count for histogram in times.values())
 
@@ -185,7 +193,9 @@ class Observer:
             group.create_task(self._ask_bookies(context))
             group.create_task(self._again("ledgers", partial(self._list, context), LIST_S))
             group.create_task(self._again("turns", _Turns(self, context).take, 1.0))
-            group.create_task(self._again("auto recovery", _RecoveryReader(self, context).read, ASK_S))
+            reader = _RecoveryReader(self, context)
+            group.create_task(self._again("auto recovery", reader.read, TASKS_S, timeout_s=_AWAY_S))
+            group.create_task(self._again("tasks", reader.follow, _RETRY_S))
 
     def _failed(self, what: str, error: BaseException) -> None:
         while isinstance(error, BaseExceptionGroup):
@@ -199,13 +209,25 @@ class Observer:
         self.model.note_metadata(next(iter(self._errors.values()), ""), self.wall_clock())
         self._tell()
 
-    async def _again(self, what: str, work: Callable[[], Awaitable[None]], pause_s: float) -> None:
+    async def _again(
+        self,
+        what: str,
+        work: Callable[[], Awaitable[None]],
+        pause_s: float,
+        *,
+        timeout_s: float | None = None,
+    ) -> None:
         """Do some work again and again. A failure is noted, and ends nothing."""
         while True:
             try:
-                await work()
+                async with asyncio.timeout(timeout_s):
+                    await work()
             except BookKeeperError as error:
                 self._failed(what, error)
+                await asyncio.sleep(_RETRY_S)
+                continue
+            except TimeoutError:
+                self._failed(what, OperationTimeoutError(f"no answer within {timeout_s:g} s"))
                 await asyncio.sleep(_RETRY_S)
                 continue
             self._worked(what)
@@ -414,7 +436,7 @@ class _Turns:
     def __init__(self, observer: Observer, context: ClientContext) -> None:
         self._observer = observer
         self._context = context
-        self._open, self._closed = Rotation(OPEN_S), Rotation(CLOSED_S)
+        self._open, self._lacking, self._closed = Rotation(OPEN_S), Rotation(LACKING_S), Rotation(CLOSED_S)
         self._at = asyncio.get_running_loop().time()
 
     async def take(self) -> None:
@@ -428,8 +450,8 @@ class _Turns:
         chosen = dict.fromkeys(self._observer.take_urgent())
         chosen |= dict.fromkeys(self._open.next(growing, elapsed, OPEN_PER_S))
         chosen |= dict.fromkeys(self._closed.next(model.newest_first()[::-1], elapsed, CLOSED_PER_S))
-        on_down = model.index.growing_on(model.down)
-        chosen |= dict.fromkeys(on_down[:OPEN_PER_S])
+        lacking = sorted(row.ledger_id for row in model.lacking())
+        chosen |= dict.fromkeys(self._lacking.next(lacking, elapsed, LACKING_PER_S))
         await for_each(list(chosen), partial(self._observer.read, self._context), _READS_AT_ONCE)
 
 
@@ -445,6 +467,7 @@ class _RecoveryReader:
         self._due: dict[str, float] = {}
         self._known: dict[TaskRef, tuple[float, RepairTask]] = {}
         self._loop = asyncio.get_running_loop()
+        self._changed = asyncio.Event()
 
     def _is_due(self, what: str, interval_s: float) -> bool:
         now = self._loop.time()
@@ -453,8 +476,18 @@ class _RecoveryReader:
         self._due[what] = now + interval_s
         return True
 
+    async def follow(self) -> None:
+        """Have the list of tasks read when it has changed."""
+        async with aclosing(self._tasks.watch_tasks()) as changes:
+            async for _ in changes:
+                self._changed.set()
+
     async def read(self) -> None:
-        """Read what is due, and tell the model."""
+        """Wait until the tasks have changed, a second at most; read what is due, and tell the model."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(ASK_S):
+                await self._changed.wait()
+        self._changed.clear()
         before, tasks = self._view, self._tasks
         refs = await tasks.refs()
         is_busy = bool(refs) or bool(self._observer.model.down)

@@ -3,14 +3,14 @@
     GET /, /bookies, /ledgers, /ledger, /logs, /log, /repair, /events    the pages
     GET /live?at=PATH                                                    server-sent events for one page
     GET /static/page.css, /static/page.js, /static/icon.svg
-    GET /healthz                                                         200 while the process lives
+    GET /healthz                                   200 while the process lives, and counts of its work (JSON)
 
 A live update is a JSON object: the title of the window, and the regions of the page whose markup has changed.
 
 Nobody is authenticated, and nothing can be changed. The measures against strangers:
 
-- Names of hosts. A web site that resolves its own name to this machine (DNS rebinding) is refused by the Host
-  header: addresses, "localhost", and names that were given at the start pass.
+- Names of hosts. A web site may resolve its own name to this machine (DNS rebinding). So the Host header must
+  be an address, "localhost", or a name that was given at the start.
 - Scripts. The Content-Security-Policy allows the page's own script and style sheet, and nothing else.
 - Other sites. No cookie, no CORS header, and no page may be framed.
 - Load. `CONNECTIONS_MAX` connections, one request each, which must have come after 5 s. The oldest connection
@@ -235,7 +235,7 @@ class DashboardServer:
         if request.method not in ("GET", "HEAD"):
             return _text(405, "only GET and HEAD are possible\n", Allow="GET, HEAD")
         if request.path == "/healthz":
-            return _text(200, "ok\n")
+            return _answer(200, "application/json", json.dumps(self._health()).encode() + b"\n")
         if request.path in _STATIC:
             return _answer(
                 200, _STATIC[request.path], self._static[request.path], **{"Cache-Control": "no-cache"}
@@ -257,6 +257,15 @@ class DashboardServer:
             return _text(404, "there is no such page\n")
         body = document(page, self._model, self._moment(), self._observer.uri, url("/live", at=target))
         return _answer(200, "text/html", body.encode())
+
+    def _health(self) -> dict[str, object]:
+        return {
+            "healthy": True,
+            "connections": len(self._connections),
+            "live": self._live,
+            "metadata_operations": self._observer.metadata_operations,
+            "metadata_error": self._model.metadata_error or None,
+        }
 
     def _moment(self) -> Now:
         return Now(self._loop.time(), self._observer.wall_clock())

@@ -16,7 +16,7 @@ from client_aio.core.audit import Condition
 from metadata.ids import MALFORMED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
     from metadata.access.bookies import BookieRecord, Order
 
@@ -45,7 +45,7 @@ class Series:
 
 
 class Figures(NamedTuple):
-    """What an answer to INFO tells of a bookie, for this model."""
+    """The part of an answer to INFO that this model keeps."""
 
     uptime_s: float
     is_writable: bool
@@ -97,7 +97,7 @@ _BUCKET = 'bookie_aio_add_seconds_bucket{le="'
 
 
 class Scrape(NamedTuple):
-    """What a bookie's own `/metrics` tell beside INFO: the times of adds, in buckets."""
+    """The part of a bookie's own `/metrics` that INFO lacks: the times of adds, in buckets."""
 
     nonce: str
     """Drawn at the bookie's start. It tells another process at the same address from the bookie."""
@@ -202,9 +202,14 @@ class EventRing:
         return list(islice(found, count))
 
 
+def ledgers_text(count: int) -> str:
+    """Return a number of ledgers in words."""
+    return "1 ledger" if count == 1 else f"{count:,} ledgers"
+
+
 def text_of_event(event: Event) -> str:
     """Return an event as a sentence."""
-    ledgers = f"ledger {event.ledger_id}" if event.times == 1 else f"{event.times:,} ledgers"
+    ledgers = f"ledger {event.ledger_id}" if event.times == 1 else ledgers_text(event.times)
     return event.text.replace("{ledgers}", ledgers)
 
 
@@ -290,6 +295,18 @@ def _mean_commit_between(before: Figures, after: Figures) -> float | None:
     if groups <= 0 or 1e-6 * after.groups > 0.1 * groups * max(after.commit_mean_s, 1e-5):
         return None
     return max((after.commit_mean_s * after.groups - before.commit_mean_s * before.groups) / groups, 0.0)
+
+
+def total_of(bookies: Collection[BookieState], series: str) -> list[float | None]:
+    """Return the sum over bookies of one of their curves, oldest first."""
+    curves = [list(getattr(one, series).values) for one in bookies]
+    length = max(map(len, curves), default=0)
+    found: list[float | None] = []
+    for back in range(length, 0, -1):
+        values = [curve[-back] for curve in curves if len(curve) >= back]
+        known = [value for value in values if value is not None]
+        found.append(sum(known) if known else None)
+    return found
 
 
 def parsed(document: Mapping[str, Any] | None) -> Figures | None:

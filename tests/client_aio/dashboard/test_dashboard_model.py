@@ -18,6 +18,7 @@ from client_aio.dashboard.vitals import (
     Scrape,
     parsed,
     text_of_event,
+    total_of,
 )
 from metadata.access.bookies import READ_ONLY, BookieRecord, Order
 from metadata.access.repair_tasks import AuditorRecord, RepairTask, TaskRef, WorkerRecord
@@ -124,7 +125,7 @@ def test_a_bookie_that_goes_is_a_problem_and_an_event_and_its_return_ends_both(m
     assert model.bookies["b2"].away_since == 5.0
     assert model.condition is Condition.DEGRADED
     assert "bookie b2 is down, and 2 ledgers name it" in [problem.text for problem in model.problems]
-    assert texts(model)[-1] == "bookie b2 is down; 2 ledgers name it"
+    assert texts(model)[-1] == "bookie b2 is down; it is named by 2 ledgers"
     rows = {row.ledger_id: row for row in model.lacking()}
     assert (rows[1].copies, rows[1].bookies, rows[1].status) == (2, ("b2",), "not due")
     assert (rows[2].copies, rows[2].bookies, rows[2].status) == (None, ("b2",), "open")
@@ -153,6 +154,12 @@ def test_a_bookie_without_an_answer_is_silent_before_its_registration_ends(model
     assert (model.bookies["b2"].state, model.bookies["b2"].away_since) == ("down", 2.0)
 
 
+def test_bookies_are_sorted_as_people_sort() -> None:
+    model = ClusterModel()
+    look(model, "b10", "b2", "b1", "a", "9", "b", "b02")
+    assert list(model.bookies) == ["9", "a", "b", "b1", "b02", "b2", "b3", "b10"]
+
+
 def test_an_order_is_no_fault(model: ClusterModel) -> None:
     look(model, "b1", "b2", "b3", b2=Order(READ_ONLY))
     assert (model.bookies["b2"].state, model.condition) == ("read-only", Condition.HEALTHY)
@@ -176,7 +183,7 @@ def test_curves_are_rates_between_two_answers_and_have_gaps(model: ClusterModel)
     model.note_figures("b1", figures(uptime_s=0.5), now=9.0, at=AT)  # it was started again
     model.note_sample()
     assert list(one.entries_per_s.values)[3:] == [None, None]
-    assert model.total("entries_per_s") == [None, 5.0, 10.0, None, None]
+    assert total_of(model.bookies.values(), "entries_per_s") == [None, 5.0, 10.0, None, None]
     for _ in range(100):
         model.note_sample()
     assert len(one.entries_per_s.values) == SERIES_POINTS
@@ -251,6 +258,23 @@ def test_an_ensemble_change_a_takeover_and_a_repair_are_events(model: ClusterMod
     note(model, unbounded)
     note(model, replace(unbounded, term=1))
     assert texts(model)[-1] == "ledger 7 was taken over, term 1"
+
+
+def test_what_changes_while_all_is_read_for_the_first_time_is_no_event() -> None:
+    model = ClusterModel()
+    look(model, "b1", "b2", "b3")
+    note(model, ledger(2, last=None))
+    note(model, ledger(2, "b1", "b4", "b3", last=None), ledger(2))
+    assert kinds(model) == []
+
+
+def test_a_repair_that_was_over_before_a_task_was_seen_is_told(model: ClusterModel) -> None:
+    view = RecoveryView("b1", AuditorRecord("b1"), [WorkerRecord("b1")])
+    look(model, "b1", "b3")
+    model.note_recovery(view, now=1.0, at=AT)
+    note(model, ledger(1, "b1", "b4", "b3"))
+    model.note_recovery(view, now=2.0, at=AT)
+    assert texts(model)[-1] == "the repair of 1 ledger is over"
 
 
 def test_events_alike_are_counted_together_and_the_ring_is_bounded() -> None:
