@@ -118,6 +118,7 @@ ONLY_IN = {
     "rich": ("client_aio.cli",),
     "hdrh": ("client_aio.cli",),
     "aiohttp": ("bookie_aio.server.http", "client_aio.dashboard.server"),
+    "opentelemetry": ("client_aio.tracing",),
     "prometheus_client": ("metadata.metrics", "bookie_aio.server.http", "client_aio.metrics"),
 }
 

@@ -4,7 +4,8 @@ Owns the cluster's directory:
 
     DIR/cluster.json        what runs: metadata URI; id, pid, addresses, HTTP address, directory and log of
                             each bookie; HTTP address, pid and log of the status page
-    DIR/supervisor.lock     held by the process that runs `cluster up`
+    DIR/supervisor.lock     held by the process that runs `cluster up`, whose id it has
+    DIR/control.sock        where that process takes `cluster restart`, a JSON object a line
     DIR/processes.lock      held by it and by all its bookies, for as long as any of them lives
     DIR/metadata.db         the embedded metadata store, unless another one is named
     DIR/b1, DIR/b1.log …    each bookie's data and its log
@@ -27,7 +28,7 @@ import signal
 import sys
 from collections.abc import Callable
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Annotated, Any
 from urllib.parse import quote
@@ -36,9 +37,11 @@ import typer
 
 from client_aio.autorecovery.cluster_repair import ClusterRepair
 from client_aio.autorecovery.survey import survey
+from client_aio.cli import local_control
 from client_aio.cli.completion import complete_bookies
-from client_aio.cli.exit_codes import BookieStartError, Exit
+from client_aio.cli.exit_codes import BookieStartError, Exit, exit_code_of
 from client_aio.cli.input import ask
+from client_aio.cli.local_control import DIRECTORY, STOP_TIMEOUT_S, control_socket, running_in
 from client_aio.cli.options import (
     LOST_BOOKIE_DELAY_S,
     Invocation,
@@ -54,12 +57,16 @@ from client_aio.cli.settings import CONFIG_VARIABLE, PREFIX
 from client_aio.cli.text import cluster_repair_text, survey_text
 from client_aio.config import MIB, AutoRecoveryConfig
 from metadata.backends.uri import open_store, parse_uri
-from metadata.errors import BookKeeperError, DirectoryInUseError, InvalidArgumentError, OperationTimeoutError
+from metadata.errors import (
+    BookKeeperError,
+    DirectoryInUseError,
+    InvalidArgumentError,
+    OperationTimeoutError,
+)
 from metadata.ids import KEY_RETIRED
 
 BOOKIES = 3  # unless another number is asked for
 START_TIMEOUT_S = 120.0  # long, since a bookie replays its journal after a crash before it serves
-STOP_TIMEOUT_S = 20.0
 RELEASE_TIMEOUT_S = 20.0
 RESTART_DELAY_S = 1.0
 
@@ -146,6 +153,9 @@ class LocalCluster:
         self._running: dict[str, asyncio.subprocess.Process] = {}
         self._watchers: set[asyncio.Task[None]] = set()
         self._stopping = False
+        self._restarting: set[str] = set()
+        self._start_again = asyncio.Lock()  # one bookie at a time, by its watcher or by `restart`
+        self._control: asyncio.Server | None = None
         self.bookies: list[BookieProcess] = []
         self.page: PageProcess | None = None
 
@@ -242,6 +252,53 @@ class LocalCluster:
         if self._has_page:
             await self._start_page()
         self._record()
+        self._control = await asyncio.start_unix_server(self._obey, sock=control_socket(self._directory))
+
+    async def restart(self, bookie_id: str) -> BookieProcess:
+        """Stop a bookie cleanly, if it runs, and start it again; return it when it serves.
+
+        Raises:
+            InvalidArgumentError: the cluster has no bookie of that id.
+            BookieStartError: it did not start. It stays down.
+        """
+        bookie = next((one for one in self.bookies if one.bookie_id == bookie_id), None)
+        if bookie is None:
+            known = ", ".join(one.bookie_id for one in self.bookies)
+            raise InvalidArgumentError(f"there is no bookie {bookie_id} here; the bookies are: {known}")
+        async with self._start_again:
+            self._restarting.add(bookie_id)
+            try:
+                process = self._running.pop(bookie_id, None)
+                if process is not None:
+                    await self._stop([(bookie_id, process)])
+                bookie.pid = None
+                self._record()
+                if self._stopping:
+                    raise InvalidArgumentError("the cluster is stopping")
+                await self._start(bookie)
+            finally:
+                self._restarting.discard(bookie_id)
+        self._record()
+        self._report(f"bookie {bookie_id} was restarted (pid {bookie.pid})")
+        return bookie
+
+    async def _obey(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Do what a line of the control socket asks for, and answer with a line."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._watchers.add(task)
+        task.add_done_callback(self._watchers.discard)
+        try:
+            asked = json.loads(await reader.readline())
+            answer = (await self.restart(asked["restart"])).row()
+        except BookKeeperError as error:
+            answer = {"error": str(error), "exit_code": int(exit_code_of(error))}
+        except (ValueError, KeyError, TypeError):
+            answer = {"error": "the request is not understood", "exit_code": int(Exit.USAGE)}
+        with contextlib.suppress(OSError):
+            writer.write(json.dumps(answer).encode() + b"\n")
+            await writer.drain()
+        writer.close()
 
     async def stop(self) -> None:
         """Stop all cleanly; a bookie that does not stop in time is killed, and that is reported."""
@@ -251,20 +308,13 @@ class LocalCluster:
                 self.page.process.kill()  # it holds nothing
             await self.page.process.wait()
             self.page = None
-        for process in self._running.values():
-            with contextlib.suppress(ProcessLookupError):
-                process.send_signal(signal.SIGTERM)
-        waiting = [asyncio.create_task(process.wait()) for process in self._running.values()]
-        if waiting:
-            await asyncio.wait(waiting, timeout=STOP_TIMEOUT_S)
-        for bookie_id, process in self._running.items():
-            if process.returncode is None:
-                self._report(f"bookie {bookie_id} did not stop within {STOP_TIMEOUT_S:.0f} s and was killed")
-                process.kill()
-                await process.wait()
+        if self._control is not None:
+            self._control.close()
+            (self._directory / "control.sock").unlink(missing_ok=True)
         for watcher in self._watchers:
             watcher.cancel()
-        await asyncio.gather(*self._watchers, *waiting, return_exceptions=True)
+        await asyncio.gather(*self._watchers, return_exceptions=True)
+        await self._stop(list(self._running.items()))
         for bookie in self.bookies:
             bookie.pid = None
         if self.bookies:
@@ -272,6 +322,20 @@ class LocalCluster:
         for lock in self._locks:
             lock.close()
         self._locks.clear()
+
+    async def _stop(self, processes: list[tuple[str, asyncio.subprocess.Process]]) -> None:
+        for _, process in processes:
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGTERM)
+        waiting = [asyncio.create_task(process.wait()) for _, process in processes]
+        if waiting:
+            await asyncio.wait(waiting, timeout=STOP_TIMEOUT_S)
+        for bookie_id, process in processes:
+            if process.returncode is None:
+                self._report(f"bookie {bookie_id} did not stop within {STOP_TIMEOUT_S:.0f} s and was killed")
+                process.kill()
+                await process.wait()
+        await asyncio.gather(*waiting, return_exceptions=True)
 
     async def _start(self, bookie: BookieProcess) -> None:
         command = [
@@ -314,7 +378,7 @@ class LocalCluster:
 
     async def _watch(self, bookie: BookieProcess, process: asyncio.subprocess.Process) -> None:
         code = await process.wait()
-        if self._stopping:
+        if self._stopping or bookie.bookie_id in self._restarting:
             return
         self._running.pop(bookie.bookie_id, None)
         self._report(
@@ -329,7 +393,10 @@ class LocalCluster:
                     self._report(f"bookie {bookie.bookie_id} has left the cluster, and is not started again")
                     return
             try:
-                await self._start(bookie)
+                async with self._start_again:
+                    if self._stopping or bookie.bookie_id in self._running:  # restarted by hand meanwhile
+                        return
+                    await self._start(bookie)
             except BookKeeperError as error:
                 self._report(f"bookie {bookie.bookie_id} could not be started again: {error}")
             else:
@@ -377,6 +444,9 @@ class LocalCluster:
         except BlockingIOError:
             file.close()
             return False
+        file.truncate(0)
+        file.write(b"%d\n" % os.getpid())
+        file.flush()
         self._locks.append(file)
         return True
 
@@ -422,6 +492,7 @@ def _start_failure(bookie: BookieProcess, log_start: int) -> str:
 
 
 app = typer.Typer(no_args_is_help=True, help="Run a cluster on this machine, and look at any cluster.")
+app.registered_commands += local_control.app.registered_commands
 
 
 @command(app, "up", without_variable=True)
@@ -440,7 +511,7 @@ async def up(
     ] = None,
     directory: Annotated[
         Path, typer.Option("--dir", file_okay=False, help="Where everything of the cluster is kept.")
-    ] = Path("bookie-aio-cluster"),
+    ] = DIRECTORY,
     spares: Annotated[int, typer.Option(min=0, max=100, help="Bookies on top of -n.")] = 0,
     base_port: Annotated[
         int, typer.Option(min=0, max=65_000, help="The first bookie's port; 0: any free ones.")
@@ -520,17 +591,41 @@ async def _run_until_stopped(cluster: LocalCluster, output: Output) -> None:
 
 
 @command(app, "status")
-async def status(invocation: Invocation) -> int:
+async def status(
+    invocation: Invocation,
+    directory: Annotated[
+        Path | None,
+        typer.Option(
+            "--dir", file_okay=False, help="A cluster that `cluster up` runs here: its processes, too."
+        ),
+    ] = None,
+) -> int:
     """Show the state of a cluster: bookies, ledgers, copies that are lacking, and who repairs.
 
     Reads the metadata of every ledger, and asks every bookie. The exit code is 0 for a healthy cluster. It is
     1 if copies are lacking, or soon will be. It is 2 if data is at risk: some entry has one good copy at
-    most.
+    most. With --dir it is 4 if no cluster runs there.
     """
+    here: dict[str, Any] = {}
+    lines = []
+    if directory is not None:
+        pid = running_in(directory)
+        recorded = json.loads((directory / "cluster.json").read_text())
+        here = {"pid": pid, "processes": recorded["bookies"]}
+        lines = [f"`cluster up` runs in {directory} (pid {pid}) with {recorded['metadata']}"]
+        lines += [f"  {row['bookie_id']}: {_process_text(row)}" for row in recorded["bookies"]]
+        invocation = replace(invocation, metadata=recorded["metadata"])
     async with invocation.connect() as client:
         found = await survey(client._context)
-    invocation.output.document(found.to_document(), text=survey_text(found))
+    invocation.output.document({**here, **found.to_document()}, text="\n".join([*lines, survey_text(found)]))
     return int(found.condition)
+
+
+def _process_text(row: dict[str, Any]) -> str:
+    if row["pid"] is None:
+        return f"not running; its log: {row['log']}"
+    http = f", http://{row['http']}" if row.get("http") else ""
+    return f"pid {row['pid']}, {', '.join(row['addresses'])}{http}"
 
 
 @command(app, "repair")

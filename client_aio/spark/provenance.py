@@ -212,4 +212,14 @@ def _columns(schema: str) -> dict[str, Any]:
 
 
 def _text(kind: Any) -> str:
-    return kind if isinstance(kind, str) else json.dumps(kind, separators=(",", ":"))
+    """Return a type as Spark writes it, such as `struct<a:long,b:array<string>>`."""
+    if not isinstance(kind, dict):
+        return str(kind)
+    if kind.get("type") == "struct":
+        fields = [f"{each['name']}:{_text(each['type'])}" for each in kind["fields"]]
+        return f"struct<{','.join(fields)}>"
+    if kind.get("type") == "array":
+        return f"array<{_text(kind['elementType'])}>"
+    if kind.get("type") == "map":
+        return f"map<{_text(kind['keyType'])},{_text(kind['valueType'])}>"
+    return json.dumps(kind, separators=(",", ":"))

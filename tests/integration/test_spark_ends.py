@@ -6,7 +6,6 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-import pyarrow
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import StructType
@@ -25,6 +24,8 @@ from tests.support.zookeeper import ZooKeeperServer
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
+
+    import pyarrow
 
 
 async def test_a_complete_ledger_that_is_not_closed_is_planned_to_its_end_though_the_server_lags(

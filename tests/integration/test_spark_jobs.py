@@ -176,6 +176,14 @@ def test_an_import_of_something_else_adds_nothing(
             import_(spark, bookies.uri, str(tmp_path / name), log="refused-import")
         assert "\n" not in str(raised.value)
         assert bookies.ledgers_of("refused-import") == (set(), set())
+    (cut, *_) = (folder / "entries").glob("*.parquet")
+    (cut.parent / f".{cut.name}.crc").unlink()
+    cut.write_bytes(cut.read_bytes()[:-20])
+    with pytest.raises(
+        client_aio.InvalidArgumentError, match=r"cannot be read: .* not a Parquet file"
+    ) as raised:
+        import_(spark, bookies.uri, str(folder), log="refused-import")
+    assert "\n" not in str(raised.value)
     with pytest.raises(client_aio.InvalidArgumentError, match="name a log, or ledgers"):
         export(spark, bookies.uri, str(tmp_path / "neither"))
 

@@ -124,6 +124,12 @@ def test_columns_that_differ_are_named_and_nulls_and_order_are_no_difference() -
         "column 'c' is not in the log",
         "column 'a' is long, in the log integer",
     ]
+    map_ = {"type": "map", "keyType": "string", "valueType": array, "valueContainsNull": True}
+    inner = {"name": "m", "type": map_, "nullable": True, "metadata": {}}
+    nested = {"type": "struct", "fields": [inner, {**inner, "name": "n", "type": "date"}]}
+    assert provenance.misfits(schema(s=nested), schema(s={**nested, "fields": [inner]})) == [
+        "column 's' is struct<m:map<string,array<long>>,n:date>, in the log struct<m:map<string,array<long>>>"
+    ]
 
 
 def test_collations_decide_what_is_meant_also_within_a_column() -> None:
