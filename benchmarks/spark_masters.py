@@ -3,8 +3,8 @@
     python -m benchmarks.spark_masters [local-cluster] [standalone] [connect]
 
 `local-cluster` is local-cluster[2,1,1024], and `standalone` a master with two workers. `connect` is a server
-of Spark Connect in a process of its own, with a client that has no JVM; it needs pyspark[connect]. Each runs
-in a process of its own, on three bookies and a real ZooKeeper.
+of Spark Connect in a process of its own, with a client that has no JVM; it needs pyspark[connect]. There the
+commands run, too, by `--master`. Each runs in a process of its own, on three bookies and a real ZooKeeper.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 KINDS = ("local-cluster", "standalone", "connect")
 ROWS = 1000
 _START_TIMEOUT_S = 180.0
+_ATTEMPTS_MAX = 5
 
 
 @contextmanager
@@ -85,9 +86,10 @@ def connect_server(folder: Path) -> Iterator[str]:
 
 
 @contextmanager
-def session_of(kind: str, folder: Path) -> Iterator[SparkSession]:
-    """Start Spark in one of its ways."""
+def session_of(kind: str, folder: Path) -> Iterator[tuple[SparkSession, str]]:
+    """Start Spark in one of its ways; the values are a session, and the server's address with Connect."""
     with ExitStack() as stack:
+        address = ""
         if kind == "connect":
             from pyspark.sql import SparkSession
 
@@ -102,7 +104,59 @@ def session_of(kind: str, folder: Path) -> Iterator[SparkSession]:
         else:
             spark = start_spark("local-cluster[2,1,1024]", folder)
         stack.callback(spark.stop)
-        yield spark
+        yield spark, address
+
+
+def check_commands(uri: str, address: str, folder: Path) -> None:
+    """Run the commands on a server of Spark Connect; raise AssertionError where one fails."""
+    for arguments in (
+        ["verify", "--log", "columns", "--master", address],
+        ["export", "--log", "columns", str(folder / "by-command"), "--master", address],
+        ["import", "--log", "by-command", str(folder / "by-command"), "--master", address],
+        ["stats", "--log", "by-command"],
+        ["sweep", "--log", "by-command"],
+    ):
+        command = [sys.executable, "-m", "client_aio.cli", "spark", *arguments, "--metadata", uri]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+        assert done.returncode == 0, (arguments, done.stdout, done.stderr)
+
+
+def check_refused(spark: SparkSession, bookies: Bookies) -> None:
+    """Try what is refused before rows are written, and a table with the options in each statement."""
+    options = {"metadata": bookies.uri, "log": "refused"}
+    for attempt in (
+        lambda: spark.range(3).write.format("ledger").options(**options).mode("append").saveAsTable("made"),
+        lambda: spark.range(3).writeTo("made").using("ledger").options(**options).create(),
+        lambda: spark.sql("create table made using ledger options (metadata 'sqlite:///x/y', log 'refused')"),
+    ):
+        try:
+            attempt()
+        except Exception as error:
+            assert " is refused: Spark gives the options of a table to no source" in str(error), error
+        else:
+            raise AssertionError("a table was made")
+        assert bookies.ledgers_of("refused") == (set(), set())
+    given = f"with (metadata = '{bookies.uri}', log = 'columns')"
+    spark.sql("create table declared (id bigint, word string) using ledger")
+    spark.sql(f"insert into declared {given} values (-1, 'one more')").collect()
+    (row,) = spark.sql(f"select count(*) from declared {given}").collect()
+    assert row[0] == ROWS + 1
+    spark.sql("drop table declared").collect()
+
+
+def copy(spark: SparkSession, uri: str, checkpoint: Path) -> None:
+    """Stream one log to another; start again where Spark's Python did not start within its ten seconds."""
+    stream = spark.readStream.format("ledger").options(metadata=uri, log="columns").load()
+    writer = stream.writeStream.format("ledger").options(metadata=uri, log="copied")
+    writer = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True)
+    for attempt in range(_ATTEMPTS_MAX):
+        try:
+            assert writer.start().awaitTermination(_START_TIMEOUT_S)
+        except Exception as error:
+            if "worker failed to connect back" not in str(error) or attempt == _ATTEMPTS_MAX - 1:
+                raise
+        else:
+            break
 
 
 def check(spark: SparkSession, bookies: Bookies, folder: Path) -> None:
@@ -112,17 +166,11 @@ def check(spark: SparkSession, bookies: Bookies, folder: Path) -> None:
     uri = bookies.uri
     frame = spark.range(0, ROWS, 1, 4).selectExpr("id", "concat('word ', cast(id as string)) as word")
     write(frame, uri, log="columns")
+    check_refused(spark, bookies)
+    write(frame, uri, "overwrite", log="columns")
     assert read(spark, uri, log="columns").where("id % 2 = 0").count() == ROWS // 2
     write(frame.limit(3), uri, "overwrite", log="replaced")
-    stream = spark.readStream.format("ledger").options(metadata=uri, log="columns").load()
-    query = (
-        stream.writeStream.format("ledger")
-        .options(metadata=uri, log="copied", checkpointLocation=str(folder / "checkpoint"))
-        .trigger(availableNow=True)
-        .start()
-    )
-    query.awaitTermination(120)
-    assert query.exception() is None
+    copy(spark, uri, folder / "checkpoint")
     assert read(spark, uri, log="copied").exceptAll(read(spark, uri, log="columns")).count() == 0
     assert read(spark, uri, log="copied").count() == ROWS
     bytes_ = frame.selectExpr("cast(word as binary) as value")
@@ -147,9 +195,11 @@ def run(kind: str) -> int:
         Workplace(None, "spark-masters-") as place,
         ZooKeeperServer(place.path / "zookeeper") as zookeeper,
         Bookies(place.path, bookies=3, uri=f"zk://{zookeeper.address}/ledgers") as bookies,
-        session_of(kind, place.path) as spark,
+        session_of(kind, place.path) as (spark, address),
     ):
         check(spark, bookies, place.path)
+        if address:
+            check_commands(bookies.uri, address, place.path)
     print(f"{kind}: all is right, {time.perf_counter() - begin:.0f} s", flush=True)
     return 0
 

@@ -176,7 +176,7 @@ async def serve(
     recovery = invocation.settings.made(
         "autorecovery", AutoRecoveryConfig, lost_bookie_delay_s=lost_bookie_delay
     )
-    stop = _stop_event(watch_standard_input=stop_with_parent)
+    stop = stop_event(watch_standard_input=stop_with_parent)
     async with ServiceManager() as manager:
         running = _serve(
             invocation, manager, config, uri, disk, times, create=is_new,
@@ -384,20 +384,6 @@ def _limits_of(settings: Settings, http: str | None) -> tuple[Limits, StorageCon
         replace(limits, connections_max=min(limits.connections_max, connections_max)),
         replace(storage, files_max=min(storage.files_max, files_max)),
     )
-
-
-def _stop_event(*, watch_standard_input: bool) -> asyncio.Event:
-    loop, stop = asyncio.get_running_loop(), stop_event()
-
-    def ended() -> None:
-        with suppress(BlockingIOError):
-            if not os.read(0, 4096):
-                loop.remove_reader(0)
-                stop.set()
-
-    if watch_standard_input:
-        loop.add_reader(0, ended)
-    return stop
 
 
 def _absolute(directories: list[Path]) -> tuple[str, ...]:

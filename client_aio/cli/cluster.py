@@ -3,12 +3,13 @@
 Owns the cluster's directory:
 
     DIR/cluster.json        what runs: metadata URI; id, pid, addresses, HTTP address, directory and log of
-                            each bookie
+                            each bookie; HTTP address, pid and log of the status page
     DIR/supervisor.lock     held by the process that runs `cluster up`, whose id it has
     DIR/control.sock        where that process takes `cluster restart`, a JSON object a line
     DIR/processes.lock      held by it and by all its bookies, for as long as any of them lives
     DIR/metadata.db         the embedded metadata store, unless another one is named
     DIR/b1, DIR/b1.log …    each bookie's data and its log
+    DIR/dashboard.log       the log of the status page
 
 Invariants:
 
@@ -95,8 +96,21 @@ class BookieProcess:
         }
 
 
+@dataclass
+class PageProcess:
+    """The status page of the cluster."""
+
+    log: Path
+    process: asyncio.subprocess.Process
+    http: str
+
+    def row(self) -> dict[str, Any]:
+        """Return what cluster.json has of it."""
+        return {"http": self.http, "pid": self.process.pid, "log": str(self.log)}
+
+
 class LocalCluster:
-    """Starts, watches and stops the bookies of one directory."""
+    """Starts, watches and stops the bookies of one directory, and their status page."""
 
     def __init__(
         self,
@@ -109,6 +123,7 @@ class LocalCluster:
         racks: int,
         restart: bool,
         arguments: list[str],
+        has_page: bool,
         report: Callable[[str], None],
     ) -> None:
         """Prepare; nothing happens before `prepare` and `start`.
@@ -121,6 +136,7 @@ class LocalCluster:
             racks: the number of racks that the bookies are labelled with, r1, r2, … in turn; 0: none.
             restart: start again a bookie that died.
             arguments: passed to every `bookie serve`.
+            has_page: run the status page beside the bookies.
             report: called with each message for the user.
         """
         self._directory = directory.resolve()
@@ -131,6 +147,7 @@ class LocalCluster:
         self._racks = racks
         self._restart = restart
         self._arguments = arguments
+        self._has_page = has_page
         self._report = report
         self._locks: list[IO[bytes]] = []
         self._running: dict[str, asyncio.subprocess.Process] = {}
@@ -140,6 +157,7 @@ class LocalCluster:
         self._start_again = asyncio.Lock()  # one bookie at a time, by its watcher or by `restart`
         self._control: asyncio.Server | None = None
         self.bookies: list[BookieProcess] = []
+        self.page: PageProcess | None = None
 
     @property
     def metadata_uri(self) -> str:
@@ -154,6 +172,7 @@ class LocalCluster:
             "pid": os.getpid(),
             "spares": self._spares,
             "bookies": [bookie.row() for bookie in self.bookies],
+            "dashboard": None if self.page is None else self.page.row(),
         }
 
     async def prepare(self) -> None:
@@ -230,6 +249,8 @@ class LocalCluster:
         except BaseExceptionGroup as failures:
             await self.stop()
             raise failures.exceptions[0] from None
+        if self._has_page:
+            await self._start_page()
         self._record()
         self._control = await asyncio.start_unix_server(self._obey, sock=control_socket(self._directory))
 
@@ -280,8 +301,13 @@ class LocalCluster:
         writer.close()
 
     async def stop(self) -> None:
-        """Stop all bookies cleanly; a bookie that does not stop in time is killed, and that is reported."""
+        """Stop all cleanly; a bookie that does not stop in time is killed, and that is reported."""
         self._stopping = True
+        if self.page is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self.page.process.kill()  # it holds nothing
+            await self.page.process.wait()
+            self.page = None
         if self._control is not None:
             self._control.close()
             (self._directory / "control.sock").unlink(missing_ok=True)
@@ -378,6 +404,39 @@ class LocalCluster:
                 self._report(f"bookie {bookie.bookie_id} serves again (pid {bookie.pid})")
                 return
 
+    async def _start_page(self) -> None:
+        """Start the status page. The cluster goes on without it if it fails, or ends later."""
+        path = self._directory / "dashboard.log"
+        with path.open("ab") as log:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "client_aio.cli", "dashboard", self.metadata_uri,
+                "--http", "127.0.0.1:0", "--output", "jsonl", "--stop-with-parent",
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,
+            )  # fmt: skip
+        assert process.stdout is not None
+        self.page = PageProcess(path, process, "")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(START_TIMEOUT_S):
+                if line := await process.stdout.readline():
+                    self.page.http = json.loads(line)["http"]
+                    self._watchers.add(asyncio.create_task(self._watch_page(self.page)))
+                    return
+        self._report(f"the status page did not start; see {path}")
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+        self.page = None
+
+    async def _watch_page(self, page: PageProcess) -> None:
+        code = await page.process.wait()
+        if not self._stopping:
+            self._report(f"the status page (pid {page.process.pid}) {_exit_text(code)}; its log: {page.log}")
+            self.page = None
+            self._record()
+
     def _lock(self, name: str) -> bool:
         file = (self._directory / name).open("ab")
         try:
@@ -469,7 +528,11 @@ async def up(
     ] = True,
     lost_bookie_delay: LostBookieDelay = LOST_BOOKIE_DELAY_S,
     http: Annotated[
-        bool, typer.Option("--http", help="Serve metrics and health by HTTP, each bookie on a free port.")
+        bool,
+        typer.Option(
+            "--http",
+            help="Serve metrics and health by HTTP, each bookie on a free port, and the status page.",
+        ),
     ] = False,
 ) -> None:
     """Start a cluster in DIR and run it until Ctrl-C or SIGTERM.
@@ -497,6 +560,7 @@ async def up(
             *(["--autorecovery"] if autorecovery else []),
             *(["--http", "127.0.0.1:0"] if http else []),
         ],
+        has_page=http,
         report=output.note,
     )
     await _run_until_stopped(cluster, output)
@@ -515,6 +579,8 @@ async def _run_until_stopped(cluster: LocalCluster, output: Output) -> None:
             for bookie in cluster.bookies:
                 where = ", ".join(bookie.addresses) + (f", http://{bookie.http}" if bookie.http else "")
                 output.note(f"bookie {bookie.bookie_id} serves on {where} (pid {bookie.pid})")
+            if cluster.page is not None:
+                output.note(f"the status page is at http://{cluster.page.http}/")
             output.note("Stop with Ctrl-C.")
             await stopped
     finally:

@@ -20,7 +20,7 @@ _GROUPS = (
     "cluster", "bookie", "ledger", "log", "autorecovery", "metadata", "spark", "bench", "context", "config",
 )  # fmt: skip
 
-_COMMANDS = ("doctor", "top")
+_COMMANDS = ("dashboard", "doctor", "top")
 """Commands that are in no group: the module of each has it as the only one of its `app`."""
 
 app = typer.Typer(

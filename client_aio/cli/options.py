@@ -12,10 +12,12 @@ shell's history.
 import asyncio
 import enum
 import inspect
+import os
 import signal
 import sys
 import traceback
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import wraps
 from pathlib import Path
@@ -285,11 +287,24 @@ def configure_logging(log_level: str, *, as_json: bool) -> None:
     structured_logging.configure(level=level, as_json=as_json)
 
 
-def stop_event() -> asyncio.Event:
-    """Return an event that SIGINT and SIGTERM set from now on, instead of ending the process."""
+def stop_event(*, watch_standard_input: bool = False) -> asyncio.Event:
+    """Return an event that SIGINT and SIGTERM set from now on, instead of ending the process.
+
+    Args:
+        watch_standard_input: the end of standard input sets it as well.
+    """
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
+
+    def ended() -> None:
+        with suppress(BlockingIOError):
+            if not os.read(0, 4096):
+                loop.remove_reader(0)
+                stop.set()
+
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
+    if watch_standard_input:
+        loop.add_reader(0, ended)
     return stop
 
 

@@ -18,8 +18,6 @@ import uuid
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from pyspark.errors import PySparkException
-
 import client_aio
 import client_aio.sync
 from client_aio.core.log_chain import TAG
@@ -34,7 +32,7 @@ from metadata.ids import check_ledger_id
 from metadata.model.ledger import DIGEST_CRC, DIGEST_HMAC, check_custom, check_quorums
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     import pyarrow
     from pyspark.sql import DataFrame, SparkSession
@@ -132,7 +130,7 @@ def import_(
     custom = _custom_of(manifest)
     job = f"import-{manifest['id']}"
     get_loop_thread().run(_check_log(uri, log, custom, place, None if again else job))
-    entries = _read_entries(spark, folder)
+    entries = _read_entries(spark, folder, ledgers)
     rows = (
         entries.repartition(max(1, min(len(ledgers), 200)), "ledger_id")
         .sortWithinPartitions("ledger_id", "entry_id")
@@ -148,7 +146,7 @@ def import_(
     ids = [made[old] for old in ledgers]
     prints = _fingerprints(_entries_of(spark, uri, ids, place))
     for old, ledger in ledgers.items():
-        if prints.get(made[old], (0, 0, 0)) != (ledger["entries"], ledger["bytes"], ledger["fingerprint"]):
+        if prints.get(made[old], (0, 0, 0)) != _told(ledger):
             raise BookKeeperError(
                 f"ledger {made[old]}, made of exported ledger {old}, differs from what the manifest says"
             )
@@ -233,8 +231,8 @@ def _read_manifest(spark: SparkSession, folder: str) -> dict[str, Any]:
     """
     try:
         lines = [row.value for row in spark.read.text(f"{folder}/manifest").collect()]
-    except PySparkException as error:
-        raise InvalidArgumentError(f"{folder} holds no export: {_first_line(error)}") from None
+    except Exception as error:  # any error: pyspark raises several kinds for files that cannot be read
+        raise InvalidArgumentError(f"{folder} holds no export: {_reason(error)}") from None
     try:
         (line,) = lines
         manifest: dict[str, Any] = json.loads(line)
@@ -267,17 +265,41 @@ def _custom_of(described: dict[str, Any]) -> dict[str, bytes]:
     return {key: base64.b64decode(value) for key, value in described["custom"].items()}
 
 
-def _read_entries(spark: SparkSession, folder: str) -> DataFrame:
+def _read_entries(spark: SparkSession, folder: str, ledgers: Mapping[int, dict[str, Any]]) -> DataFrame:
+    """Return the entries of an export, once they are those that its manifest describes.
+
+    Raises:
+        InvalidArgumentError: they cannot be read, or differ.
+    """
     try:
-        return spark.read.parquet(f"{folder}/entries").select("ledger_id", "entry_id", "value")
-    except PySparkException as error:
+        entries = spark.read.parquet(f"{folder}/entries").select("ledger_id", "entry_id", "value")
+        found = _fingerprints(entries)
+    except Exception as error:  # as in `_read_manifest`
         raise InvalidArgumentError(
-            f"the entries of the export in {folder} cannot be read: {_first_line(error)}"
+            f"the entries of the export in {folder} cannot be read: {_reason(error)}"
         ) from None
+    for old in [*ledgers, *(each for each in found if each not in ledgers)]:
+        said = _told(ledgers[old]) if old in ledgers else (0, 0, 0)
+        count, size, _ = seen = found.get(old, (0, 0, 0))
+        if seen != said:
+            raise InvalidArgumentError(
+                f"the export in {folder} is damaged: ledger {old} has {count} entries of {size} bytes there, "
+                f"and differs from what the manifest says, {said[0]} of {said[1]}: copy the folder anew, or "
+                "export again"
+            )
+    return entries
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0]
+def _told(ledger: dict[str, Any]) -> tuple[int, int, int]:
+    """Return what the manifest tells of a ledger's entries, as `_fingerprints` does."""
+    return ledger["entries"], ledger["bytes"], ledger["fingerprint"]
+
+
+def _reason(error: Exception) -> str:
+    """Return the line of an error of Spark's that names its innermost cause; without one the first line."""
+    lines = [line.strip() for line in str(error).strip().splitlines()]
+    causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
+    return (causes or lines or [repr(error)])[0 if not causes else -1]
 
 
 def _check_protection(ledgers: dict[int, dict[str, Any]], place: PasswordPlace) -> None:

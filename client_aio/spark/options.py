@@ -32,10 +32,12 @@ _OF_SPARK = frozenset({"checkpointlocation", "queryname"})
 
 _OF_TABLES = frozenset({"provider", "owner"})
 """Properties of a table in the catalog, which Spark passes with its options to find the table's columns."""
-_NO_TABLES = (
+NO_TABLES = (
     "Spark gives the options of a table to no source in Python, so that its rows could not be found. Use "
-    "CREATE TEMPORARY VIEW … USING ledger OPTIONS (metadata '…', log '…')"
+    "CREATE TEMPORARY VIEW … USING ledger OPTIONS (metadata '…', log '…'), or a table of declared columns "
+    "and the options in each statement, … WITH (metadata = '…', log = '…')"
 )
+"""Why a table of the catalog holds no log by itself, and the forms of SQL that work."""
 
 COMPRESSIONS = ("none", "zstd", "lz4")
 ALL = "all"
@@ -204,14 +206,14 @@ def _parse(
         if given.lower() in _OF_SPARK:
             continue
         if given.lower() in _OF_TABLES or given.lower().startswith("option."):
-            raise InvalidArgumentError(f"CREATE TABLE … USING ledger is refused: {_NO_TABLES}")
+            raise InvalidArgumentError(f"CREATE TABLE … USING ledger is refused: {NO_TABLES}")
         name = known.get(given.lower())
         if name is None:
             raise InvalidArgumentError(_unknown(given, list(parsers), verb))
         values[_field_of(name)] = parsers[name](name, str(text).strip())
     if not options:
         raise InvalidArgumentError(
-            f"there are no options, as in a statement on a table of the catalog: {_NO_TABLES}"
+            f"there are no options, as in a statement on a table of the catalog: {NO_TABLES}"
         )
     if "metadata" not in values:
         raise InvalidArgumentError(

@@ -133,12 +133,20 @@ def as_types(schema: str) -> str:
 
 
 def as_meant(schema: str | None) -> str | None:
-    """Return what decides how a schema's values compare: names, types and collations."""
+    """Return what decides how a schema's values compare: names, types and collations, also of nested fields."""
     if schema is None:
         return None
-    fields = json.loads(schema)["fields"]
-    collations = [(each.get("metadata") or {}).get("__COLLATIONS") for each in fields]
-    return json.dumps([as_types(schema), collations], sort_keys=True)
+    return json.dumps([as_types(schema), _collations(json.loads(schema))], sort_keys=True)
+
+
+def _collations(part: Any) -> Any:
+    """Return the collations of the fields of a type, and of the types within it."""
+    if isinstance(part, list):
+        return [_collations(item) for item in part]
+    if not isinstance(part, dict):
+        return None
+    own = (part.get("metadata") or {}).get("__COLLATIONS")
+    return [own, {key: _collations(value) for key, value in part.items() if key != "metadata"}]
 
 
 def _nullable(part: Any, dropped: frozenset[str] | None) -> Any:
@@ -204,4 +212,14 @@ def _columns(schema: str) -> dict[str, Any]:
 
 
 def _text(kind: Any) -> str:
-    return kind if isinstance(kind, str) else json.dumps(kind, separators=(",", ":"))
+    """Return a type as Spark writes it, such as `struct<a:long,b:array<string>>`."""
+    if not isinstance(kind, dict):
+        return str(kind)
+    if kind.get("type") == "struct":
+        fields = [f"{each['name']}:{_text(each['type'])}" for each in kind["fields"]]
+        return f"struct<{','.join(fields)}>"
+    if kind.get("type") == "array":
+        return f"array<{_text(kind['elementType'])}>"
+    if kind.get("type") == "map":
+        return f"map<{_text(kind['keyType'])},{_text(kind['valueType'])}>"
+    return json.dumps(kind, separators=(",", ":"))

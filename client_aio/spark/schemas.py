@@ -116,8 +116,8 @@ def check_declared(options: ReadOptions, schema: StructType, written: Written) -
             hint = ", or set the option encoding to json if the entries are JSON"
         raise InvalidArgumentError(
             f"the schema of the read does not fit {what}: {'; '.join(said)}. There are: {', '.join(known)}. "
-            f"Declare those columns with their types, or no schema{hint}. Where the log was overwritten "
-            "since the frame was loaded, load it again"
+            f"Declare those columns with their types, or no schema{hint}. A frame that was loaded while the "
+            "log had other columns: load it again"
         )
 
 

@@ -27,7 +27,7 @@ from pyspark.sql.datasource import (
 
 from client_aio.spark import commits, provenance, schemas
 from client_aio.spark.fingerprint import Fingerprint
-from client_aio.spark.options import WriteOptions, parse_write
+from client_aio.spark.options import NO_TABLES, WriteOptions, parse_write
 from client_aio.spark.passwords import settled
 from client_aio.spark.write_task import Job, WrittenLedger, write_partition
 from client_aio.sync.loop_thread import get_loop_thread
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 _QUERY_ID = "sql.streaming.queryId"
 _BATCH_ID = "streaming.sql.batchId"
+_EXECUTION_ID, _OUTERMOST_ID = "spark.sql.execution.id", "spark.sql.execution.root.id"
 
 
 @dataclass(frozen=True)
@@ -165,6 +166,7 @@ class BatchWriter(DataSourceArrowWriter):
         """Write a partition's record batches, in a task."""
         task = TaskContext.get()
         assert task is not None
+        _refuse_new_table(task)
         ledgers = () if self._is_skipped else write_partition(self._job, iterator)
         return Partition(task.partitionId(), ledgers)
 
@@ -183,6 +185,22 @@ class BatchWriter(DataSourceArrowWriter):
         if all(message is not None for message in messages):
             return  # the commit failed, perhaps after it took effect: a later sweep deletes any orphans
         get_loop_thread().run(commits.delete_garbage(self._job, self._floor))
+
+
+def _refuse_new_table(task: TaskContext) -> None:
+    """Raise InvalidArgumentError in a task whose rows would fill a new table of the catalog.
+
+    No statement could read them: the table forgets the options. Spark asks a source in Python nothing when it
+    creates the table, and calls the writer as `save()` does. Only the task can tell. Its execution is within
+    that of the statement, as otherwise only in `foreachBatch`, where there is a query.
+    """
+    outermost = task.getLocalProperty(_OUTERMOST_ID)
+    is_within = outermost not in (None, task.getLocalProperty(_EXECUTION_ID))
+    if is_within and task.getLocalProperty(_QUERY_ID) is None:
+        raise InvalidArgumentError(
+            f"a new table of the catalog (saveAsTable, CREATE TABLE … AS SELECT) is refused: {NO_TABLES}. "
+            "In Python, use save() and load()"
+        )
 
 
 class StreamWriter(DataSourceStreamArrowWriter):

@@ -294,6 +294,57 @@ def test_sql_reads_and_writes_through_views_and_makes_no_table(spark: SparkSessi
     spark.sql("drop view sql_view")
 
 
+def test_a_table_is_read_and_written_with_the_options_in_each_statement(
+    spark: SparkSession, bookies: Bookies
+) -> None:
+    """Spark forgets a table's own options. Unlike a view, a table is planned anew by each statement."""
+    write(spark.range(3), bookies.uri, log="tabled")
+    options = f"with (metadata = '{bookies.uri}', log = 'tabled')"
+    spark.sql("create table with_options (id bigint) using ledger")
+    spark.sql(f"create temporary view over_table as select id from with_options {options}")
+    try:
+        for view in (f"with_options {options}", "over_table"):
+            before = spark.sql(f"select count(*) from {view}").first()[0]
+            spark.sql(f"insert into with_options {options} values (9)")
+            assert spark.sql(f"select count(*) from {view}").first()[0] == before + 1
+        for statement in ("select * from with_options", "insert into with_options values (9)"):
+            with pytest.raises(PySparkException, match=r"no options, .* WITH \(metadata = '…', log = '…'\)"):
+                spark.sql(statement).collect()
+    finally:
+        spark.sql("drop view over_table")
+        spark.sql("drop table with_options")
+
+
+@pytest.mark.parametrize("way", ["saveAsTable", "writeTo"])
+def test_a_new_table_is_refused_before_rows_are_written(
+    spark: SparkSession, bookies: Bookies, way: str
+) -> None:
+    """Nothing could read it, and its rows would be in the log."""
+    options = {"metadata": bookies.uri, "log": f"no-table-{way}"}
+    with pytest.raises(PySparkException, match=r"a new table of the catalog .* is refused: .* use save\(\)"):
+        if way == "saveAsTable":
+            spark.range(3).write.format("ledger").options(**options).mode("append").saveAsTable("no_table")
+        else:
+            spark.range(3).writeTo("no_table").using("ledger").options(**options).create()
+    assert not spark.catalog.tableExists("no_table")
+    assert bookies.ledgers_of(options["log"]) == (set(), set())
+
+
+def test_each_batch_is_written_by_a_function(spark: SparkSession, bookies: Bookies, tmp_path: Path) -> None:
+    """Spark runs such a write within another execution, as it does for a new table."""
+    bookies.append("by-function", [b"1", b"2"])
+    stream = spark.readStream.format("ledger").options(metadata=bookies.uri, log="by-function").load()
+
+    def copy(frame: DataFrame, number: int) -> None:
+        write(frame.select("value"), bookies.uri, log="by-function-copy")
+
+    writer = stream.writeStream.foreachBatch(copy).option("checkpointLocation", str(tmp_path))
+    query = writer.trigger(availableNow=True).start()
+    query.awaitTermination(60)
+    assert query.exception() is None
+    assert bookies.records("by-function-copy") == [b"1", b"2"]
+
+
 def test_a_collation_decides_what_matches_after_reading_too(spark: SparkSession, bookies: Bookies) -> None:
     frame = spark.sql("select 'Ab' collate UTF8_LCASE c").withMetadata("c", {"comment": "a word"})
     write(frame, bookies.uri, log="collated")

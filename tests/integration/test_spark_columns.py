@@ -156,8 +156,11 @@ def test_a_column_that_the_log_has_not_is_refused_in_a_schema_of_the_users(
         (struct(entry_id="integer"), "entry_id"),
     ):
         for reader in (LedgerDataSource(given).reader, LedgerDataSource(given).streamReader):
-            with pytest.raises(InvalidArgumentError, match=f"does not fit log .*: column '{name}' is "):
+            with pytest.raises(
+                InvalidArgumentError, match=f"does not fit log .*: column '{name}' is "
+            ) as raised:
                 reader(wrong)
+            assert "overwritten" not in str(raised.value), "nobody has overwritten this log"
     if encoding != "binary":
         assert load(given, struct(b="string", entry_id="long")) == [{"b": "x", "entry_id": 0}]
 

@@ -11,14 +11,21 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import StructType
 
 import client_aio
+from client_aio.spark.batch import LedgerReader
 from client_aio.spark.catalog import Catalog
 from client_aio.spark.options import parse_read
+from client_aio.spark.source import LedgerDataSource
 from client_aio.spark.stream import LedgerStreamReader
-from metadata.errors import BookieUnavailableError
+from metadata.errors import BookieUnavailableError, MetadataUnavailableError
+from tests.support.cluster import Cluster
 from tests.support.links import Links, roll_behind
+from tests.support.zookeeper import ZooKeeperServer
 
 if TYPE_CHECKING:
-    from tests.support.cluster import Cluster
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    import pyarrow
 
 
 async def test_a_complete_ledger_that_is_not_closed_is_planned_to_its_end_though_the_server_lags(
@@ -122,4 +129,39 @@ async def test_readers_wait_for_bookies_that_are_away(cluster: Cluster) -> None:
             assert await asyncio.wait_for(planning, 60) == [b"1"]
         finally:
             logging.getLogger("client_aio.spark").removeHandler(handler)
+            await asyncio.to_thread(stream.stop)
+
+
+async def test_readers_wait_for_metadata_that_are_away(tmp_path: Path) -> None:
+    """Schemas, plans, offsets and tasks alike, each for as long as `outageTimeout` says."""
+    schema = StructType().add("value", "binary")
+    with ZooKeeperServer(tmp_path / "zookeeper") as server:
+        given = {"metadata": f"zk://{server.address}/ledgers", "log": "a", "columns": "value"}
+        hurried = given | {"outageTimeout": "1"}
+        async with Cluster(tmp_path, uri=given["metadata"]) as cluster:
+            async with client_aio.connect(cluster.uri) as client, client.open_log("a") as log:
+                await log.append(b"1")
+            stream = await asyncio.to_thread(LedgerStreamReader, parse_read(given), schema)
+            start = await asyncio.to_thread(stream.initialOffset)
+            end = await asyncio.to_thread(stream.latestOffset, start, ReadAllAvailable())
+            (part,) = await asyncio.to_thread(stream.partitions, start, end)
+            await asyncio.to_thread(server.kill)
+            for ask in (LedgerDataSource(hurried).schema, lambda: LedgerReader(parse_read(hurried), schema)):
+                with pytest.raises(MetadataUnavailableError):
+                    await asyncio.to_thread(ask)
+
+            def values(batches: Iterable[pyarrow.RecordBatch]) -> list[bytes]:
+                return [value for batch in batches for value in batch.column("value").to_pylist()]
+
+            waiting = [
+                asyncio.create_task(asyncio.to_thread(ask))
+                for ask in (
+                    lambda: values(stream.read(part)),
+                    lambda: stream.latestOffset(start, ReadAllAvailable()),
+                    lambda: LedgerDataSource(given).schema(),
+                    lambda: len(LedgerReader(parse_read(given), schema).partitions()),
+                )
+            ]
+            await asyncio.to_thread(server.start)
+            assert await asyncio.wait_for(asyncio.gather(*waiting), 100) == [[b"1"], end, schema, 1]
             await asyncio.to_thread(stream.stop)

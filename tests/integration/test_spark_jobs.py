@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import threading
@@ -157,16 +158,32 @@ def test_an_import_of_something_else_adds_nothing(
     entries.write.parquet(str(tmp_path / "short" / "entries"))
     manifest = spark.read.text(str(folder / "manifest"))
     manifest.write.text(str(tmp_path / "short" / "manifest"))
-    with pytest.raises(client_aio.BookKeeperError, match="differs from what the manifest says"):
+    with pytest.raises(client_aio.InvalidArgumentError, match="differs from what the manifest says"):
         import_(spark, bookies.uri, str(tmp_path / "short"), log="refused-import")
-    assert bookies.ledgers_of("refused-import")[0] == set()
-    for name, damage in (("short", "{"), ("short", '{"format": 2, "id": "x", "custom": {}}'), ("no", "")):
+    assert bookies.ledgers_of("refused-import") == (set(), set()), "told before anything is written"
+    (text,) = (row.value for row in manifest.collect())
+    without = json.dumps({**json.loads(text), "ledgers": []})
+    for name, damage in (
+        *(("short", "{"), ("short", '{"format": 2, "id": "x", "custom": {}}'), ("no", "")),
+        ("short", without),
+        ("short", text.replace('"bytes": 2', '"bytes": "2"')),
+        ("short", text.replace('"quorums": [', '"quorums": [9, ')),
+    ):
         for part in (tmp_path / "short" / "manifest").glob("*.txt") if damage else ():
             part.write_text(damage)
             (part.parent / f".{part.name}.crc").unlink(missing_ok=True)
         with pytest.raises(client_aio.InvalidArgumentError, match=r"is damaged|holds no export") as raised:
             import_(spark, bookies.uri, str(tmp_path / name), log="refused-import")
         assert "\n" not in str(raised.value)
+        assert bookies.ledgers_of("refused-import") == (set(), set())
+    (cut, *_) = (folder / "entries").glob("*.parquet")
+    (cut.parent / f".{cut.name}.crc").unlink()
+    cut.write_bytes(cut.read_bytes()[:-20])
+    with pytest.raises(
+        client_aio.InvalidArgumentError, match=r"cannot be read: .* not a Parquet file"
+    ) as raised:
+        import_(spark, bookies.uri, str(folder), log="refused-import")
+    assert "\n" not in str(raised.value)
     with pytest.raises(client_aio.InvalidArgumentError, match="name a log, or ledgers"):
         export(spark, bookies.uri, str(tmp_path / "neither"))
 

@@ -124,6 +124,24 @@ def test_columns_that_differ_are_named_and_nulls_and_order_are_no_difference() -
         "column 'c' is not in the log",
         "column 'a' is long, in the log integer",
     ]
+    map_ = {"type": "map", "keyType": "string", "valueType": array, "valueContainsNull": True}
+    inner = {"name": "m", "type": map_, "nullable": True, "metadata": {}}
+    nested = {"type": "struct", "fields": [inner, {**inner, "name": "n", "type": "date"}]}
+    assert provenance.misfits(schema(s=nested), schema(s={**nested, "fields": [inner]})) == [
+        "column 's' is struct<m:map<string,array<long>>,n:date>, in the log struct<m:map<string,array<long>>>"
+    ]
+
+
+def test_collations_decide_what_is_meant_also_within_a_column() -> None:
+    """Logs that are read together must compare alike; comments do not matter."""
+
+    def text(collation: str | None, comment: str) -> str:
+        metadata = {"comment": comment} | ({"__COLLATIONS": {"x": collation}} if collation else {})
+        inner = {"name": "x", "type": "string", "nullable": True, "metadata": metadata}
+        return schema(s={"type": "struct", "fields": [inner]})
+
+    assert provenance.as_meant(text(None, "a")) == provenance.as_meant(text(None, "b"))
+    assert provenance.as_meant(text(None, "a")) != provenance.as_meant(text("spark.UTF8_LCASE", "a"))
 
 
 def test_an_outage_ends_with_an_answer_and_fails_once_it_has_lasted_too_long() -> None:
