@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import sqlite3
 import subprocess
 import sys
 import time
+import weakref
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -454,3 +456,18 @@ async def test_leases_of_a_shared_store_are_shared(tmp_path: Path) -> None:
         await store.register("a", b"1")
         modes = _modes(tmp_path, "m.db-leases-*")
     assert set(modes.values()) == {0o660}, modes
+
+
+async def test_an_error_that_was_caught_leaves_nothing_for_the_garbage_collector(tmp_path: Path) -> None:
+    """The collector would end what the error's frames hold, tasks among it, in any thread."""
+    async with await SqliteMetadataStore.open(tmp_path / "m.db") as store:
+        gc.disable()
+        try:
+            try:
+                await store.read("missing")
+            except NoSuchKeyError as raised:
+                error = weakref.ref(raised)
+            await store.children("missing")  # The worker has let go of the call before.
+            assert error() is None
+        finally:
+            gc.enable()

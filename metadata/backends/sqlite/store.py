@@ -377,6 +377,8 @@ class SqliteMetadataStore(MetadataStore):
                             f"the metadata database {self._path} stayed locked by another process for "
                             f"{self._operation_timeout_s:g} s"
                         ) from error
+                finally:
+                    del called  # Its error holds this frame: with the future, a cycle for the collector.
 
     async def _write(self, call: Callable[[], Result]) -> Result:
         result = await self._submit(call)
