@@ -6,7 +6,8 @@
 #                 KILL_ZK_LEADER=1   ... whose leader is killed midway
 #                 NO_SPARE=1         no spare bookie: writing goes on at the ack quorum
 #   make test     all tests             ARGS="tests/metadata -x" is handed to pytest
-#   make check    format, lint, types, layering, import circles
+#   make test-versions   all tests on every other Python found (3.11 to 3.14)    ARGS as for `make test`
+#   make check    format, lint, types as Python 3.11 and 3.14 have them, layering, import circles
 #   make sim      whole clusters from seeds (docs/SIMULATION.md): SEEDS=200 PROFILE=name START=0,
 #                 SEED=n replays one seed, SHRINK=1 with it cuts a failing one down
 #   make sim-campaign    SEEDS=n more seeds of the campaign of this code, which begins at START
@@ -35,7 +36,8 @@ demo_needs := $(if $(filter zk,$(METADATA)),spark,plain)
 # Evaluated in a recipe, once the environment exists: Java may have to come out of it.
 java := JAVA_HOME="$$(.ci/java $(VENV))" && export JAVA_HOME
 
-.PHONY: help demo test check sim sim-campaign sim-versions crash-states mutants bench bench-write bench-peers clean
+.PHONY: help demo test test-versions check sim sim-campaign sim-versions crash-states mutants bench bench-write \
+	bench-peers clean
 .DEFAULT_GOAL := help
 
 help:
@@ -56,10 +58,14 @@ demo: $(VENV)/$(demo_needs).stamp
 test: $(VENV)/dev.stamp
 	@$(java) && $(BIN)/python -m pytest -n 3 --dist loadgroup $(ARGS)
 
+test-versions: $(VENV)/dev.stamp
+	@$(java) && $(BIN)/python -m tests.support.pythons $(ARGS)
+
 check: $(VENV)/dev.stamp
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
+	@$(BIN)/mypy --python-version 3.14
 	@$(BIN)/python -m pytest -q tests/test_layering.py tests/test_tidy.py
 	@$(BIN)/python -m benchmarks.import_graph
 

@@ -3,14 +3,16 @@
     python -m benchmarks.autorecovery lost --bookies 10 --ledgers 500 --writers 10
     python -m benchmarks.autorecovery lost --losses 2 --separate 2 --kill worker
     python -m benchmarks.autorecovery lost --metadata zk --separate 3 --kill auditor --stop-metadata 20
+    python -m benchmarks.autorecovery lost --entries 2000 --alternate 5
     python -m benchmarks.autorecovery audit --ledgers 100000
     python -m benchmarks.autorecovery leave --bookies 10 --ledgers 200 --writers 10
     python -m benchmarks.autorecovery rolling --bookies 10 --writers 10
 
 `lost` kills a bookie and removes its directory. It prints the time until every ledger has all its copies
 again, the bytes that were copied, and each writer's ensemble changes. It compares the latency of adds before
-and meanwhile. Then every replica of every ledger is read. `audit` prints the auditor's first pass, its
-memory, its steady reads from the metadata store, and the delay of its first task.
+and meanwhile. With `--alternate`, it pauses auto recovery in turn, and compares the latency of adds while it
+is paused and while it copies. Then every replica of every ledger is read. `audit` prints the auditor's first
+pass, its memory, its steady reads from the metadata store, and the delay of its first task.
 
 `leave` decommissions a bookie under writers by the command, which is killed twice (SIGKILL) and run again. It
 prints failed adds, and whether the bookie ends empty and without a cookie. `rolling` restarts every bookie
@@ -21,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import gc
 import json
 import random
@@ -45,6 +48,7 @@ from client_aio.config import AutoRecoveryConfig
 from client_aio.core.audit import Condition
 from metadata.access.bookies import ensure_cluster
 from metadata.access.ledgers import LedgerStore
+from metadata.access.repair_tasks import RepairTasks
 from metadata.backends.uri import open_store
 from metadata.ids import KEY_COOKIES, KEY_REPAIR_TASKS
 from metadata.model.ledger import LedgerMetadata
@@ -52,7 +56,7 @@ from tests.support.cluster import Cluster
 from tests.support.zookeeper import ZooKeeperServer
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
     from client_aio.autorecovery.auditor import Auditor
     from metadata.store import MetadataStore
@@ -199,7 +203,8 @@ async def lose_one(
         before = await survey(client._context)
         return before.condition is Condition.HEALTHY
 
-    await until(is_healthy, 0.5)
+    async with alternating(options, client, writers):
+        await until(is_healthy, 0.5)
     whole_at = time.monotonic()
     took = whole_at - killed_at
     read = sum(one.bytes_read for one in before.auto_recovery.workers) - read_before
@@ -213,6 +218,42 @@ async def lose_one(
     )
     print(f"after: {before.condition.name}, {[each.text for each in before.problems]}")
     return whole_at
+
+
+@contextlib.asynccontextmanager
+async def alternating(
+    options: argparse.Namespace, client: client_aio.Client, writers: list[Writer]
+) -> AsyncIterator[None]:
+    """Pause auto recovery and let it go on in turn; print the latency of adds in both."""
+    if not options.alternate:
+        yield
+        return
+    tasks = RepairTasks(client._context.ledgers.store)
+    turns: list[tuple[float, float, float]] = []  # when it was paused, went on, and was paused again
+
+    async def take_turns() -> None:
+        while True:
+            await tasks.pause(True)
+            paused_at = time.monotonic()
+            await asyncio.sleep(options.alternate)
+            await tasks.pause(False)
+            resumed_at = time.monotonic()
+            await asyncio.sleep(options.alternate)
+            turns.append((paused_at, resumed_at, time.monotonic()))
+
+    turning = asyncio.create_task(take_turns())
+    try:
+        yield
+    finally:
+        turning.cancel()
+        await asyncio.gather(turning, return_exceptions=True)
+        await tasks.pause(False)
+    pairs = [(p99_ms(writers, paused, on), p99_ms(writers, on, end)) for paused, on, end in turns]
+    print("p99 of adds in ms, paused and repairing, in turn: "
+          + "  ".join(f"{paused:.1f}→{repairing:.1f}" for paused, repairing in pairs))  # fmt: skip
+    if pairs:
+        ratios = [repairing / paused for paused, repairing in pairs]
+        print(f"ratios: median {statistics.median(ratios):.2f}, most {max(ratios):.2f}")
 
 
 async def kill_one(options: argparse.Namespace, client: client_aio.Client, helpers: dict[str, Child]) -> None:
@@ -508,6 +549,10 @@ def main() -> int:
     losing.add_argument(
         "--stop-metadata", type=float, default=0.0, help="stop the metadata store for so many seconds"
     )
+    losing.add_argument(
+        "--alternate", type=float, default=0.0, metavar="SECONDS",
+        help="pause auto recovery and let it go on, for so long each, and compare the latency of adds",
+    )  # fmt: skip
     auditing = commands.add_parser("audit", help="audit many ledgers")
     auditing.add_argument("--ledgers", type=int, default=100_000)
     auditing.add_argument("--delay", type=float, default=100.0)

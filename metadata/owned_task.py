@@ -10,6 +10,7 @@ Also `for_each`, `in_order` and `unless`, whose tasks end with the call.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import deque
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -33,19 +34,31 @@ async def for_each(items: Iterable[_Item], work: Callable[[_Item], Awaitable[obj
     """Do some work for each item, in the order of the items, for so many of them at once.
 
     Raises the first error of the work, after the work under way was cancelled. Cancelling cancels it, too.
+    The work for an item is begun again where somebody else has cancelled its task: a task group takes such a
+    task for one that is done.
     """
     waiting = iter(items)
 
     async def take_turns() -> None:
+        nonlocal waiting
         for item in waiting:
-            await work(item)
+            try:
+                await work(item)
+            except asyncio.CancelledError:
+                waiting = itertools.chain([item], waiting)
+                raise
 
-    try:
-        async with asyncio.TaskGroup() as group:
-            for _ in range(at_once):
-                group.create_task(take_turns())
-    except ExceptionGroup as failures:
-        raise failures.exceptions[0] from None
+    while True:
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(at_once):
+                    group.create_task(take_turns())
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+        try:
+            waiting = itertools.chain([next(waiting)], waiting)
+        except StopIteration:
+            return
 
 
 async def in_order(
@@ -54,17 +67,29 @@ async def in_order(
     """Yield each item with the result of some work for it, in their order; so many are under way at once.
 
     Raises the first error in this order, of the work or of the items. Closing cancels what is under way. It
-    leaves `items` to the caller.
+    leaves `items` to the caller. The work for an item is begun again where somebody else has cancelled its
+    task.
     """
     ahead: deque[tuple[_Item, asyncio.Task[_Result]]] = deque()
+
+    async def first() -> tuple[_Item, _Result]:
+        while True:
+            item, task = ahead[0]
+            try:
+                return item, await task
+            except asyncio.CancelledError:
+                if not is_cancelled_alone(task):
+                    raise
+                ahead[0] = item, asyncio.create_task(work(item))
+
     try:
         async for item in items:
             ahead.append((item, asyncio.create_task(work(item))))
             if len(ahead) >= at_once:
-                yield ahead[0][0], await ahead[0][1]
+                yield await first()
                 ahead.popleft()
         while ahead:
-            yield ahead[0][0], await ahead[0][1]
+            yield await first()
             ahead.popleft()
     finally:
         for _, task in ahead:
@@ -73,11 +98,14 @@ async def in_order(
 
 
 async def unless(event: Coroutine[Any, Any, object], work: Coroutine[Any, Any, _Result]) -> _Result | None:
-    """Return the result of some work; None if an event comes first. Then the work is cancelled."""
+    """Return the result of some work; None if an event comes first. Then the work is cancelled.
+
+    It is None also where somebody else has cancelled one of the two tasks.
+    """
     working, waiting = asyncio.ensure_future(work), asyncio.ensure_future(event)
     try:
         await asyncio.wait([working, waiting], return_when=asyncio.FIRST_COMPLETED)
-        return working.result() if working.done() else None
+        return working.result() if working.done() and not working.cancelled() else None
     finally:
         for task in (working, waiting):
             task.cancel()

@@ -36,8 +36,10 @@ settings.load_profile("any machine")
 def pytest_configure() -> None:
     """Say what all processes inherit that tests start: signals that interrupt, and how Java runs.
 
-    Begun behind a shell's `&`, they would ignore SIGINT.
+    Begun behind a shell's `&`, they would ignore SIGINT. The settings of the person who runs the tests count
+    for none of them.
     """
+    os.environ["XDG_CONFIG_HOME"] = "/nonexistent"
     os.environ.setdefault("JDK_JAVA_OPTIONS", JAVA_OPTIONS)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -65,6 +65,12 @@ PURE = (
     "bookie_aio.storage.segment.index",
     "bookie_aio.storage.ledgers.checkpoint",
     "client_aio.core",
+    "client_aio.dashboard.cluster_pages",
+    "client_aio.dashboard.layout",
+    "client_aio.dashboard.ledger_pages",
+    "client_aio.dashboard.markup",
+    "client_aio.dashboard.model",
+    "client_aio.dashboard.vitals",
     "client_aio.spark.encoding",
     "client_aio.spark.options",
     "client_aio.spark.scan_plan",
@@ -111,7 +117,8 @@ ONLY_IN = {
     "typer": ("client_aio.cli",),
     "rich": ("client_aio.cli",),
     "hdrh": ("client_aio.cli",),
-    "aiohttp": ("bookie_aio.server.http",),
+    "aiohttp": ("bookie_aio.server.http", "client_aio.dashboard.server"),
+    "opentelemetry": ("client_aio.tracing",),
     "prometheus_client": ("metadata.metrics", "bookie_aio.server.http", "client_aio.metrics"),
 }
 

@@ -38,6 +38,7 @@ from bookie_aio.server.backpressure import ReceiveRoom
 from bookie_aio.wire.frames import HANDSHAKE_FRAME_BYTES_MAX, FrameParser, encode_frame
 from bookie_aio.wire.messages import ALIVE_ID, VERSION_ALIVE, VERSION_MIN, Done, Op, encode_answer
 from metadata.errors import NotABookieError, ProtocolError
+from metadata.transports import GatheringWrite, gathering_write
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Coroutine
@@ -107,6 +108,7 @@ class Connection(asyncio.BufferedProtocol):
         self._warnings = warnings
         self._parser = FrameParser(HANDSHAKE_FRAME_BYTES_MAX, reuses_buffer=True)
         self._transport: asyncio.Transport | None = None
+        self._write_all: GatheringWrite  # of that transport
         self._out: list[Buffer] = []
         self._is_flush_due = False
         self._is_closing = False
@@ -144,6 +146,7 @@ class Connection(asyncio.BufferedProtocol):
     # --- the transport's calls -----------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._write_all = gathering_write(transport)
         # uvloop's transports are of no class of asyncio's.
         self._transport = transport = cast("asyncio.Transport", transport)
         name = transport.get_extra_info("peername")
@@ -475,7 +478,7 @@ class Connection(asyncio.BufferedProtocol):
             elif sum(map(len, out)) <= _JOIN_BYTES_MAX:
                 transport.write(b"".join(out))
             else:
-                transport.writelines(out)
+                self._write_all(out)
         if self._stalled_since is None or self._is_closing:
             self._release_sent_reads()
         if self._is_blocked:

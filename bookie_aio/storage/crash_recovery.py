@@ -15,6 +15,9 @@ removed. The cases are:
 - A segment is of another bookie, or of another generation than the checkpoint, the witness or its index has.
 - The witness names a segment that is missing, or a later end of its groups than a later file does.
 
+Segments that were given up may still be there: their entries were copied before, and the checkpoint does not
+list them. Where data was lost, they are taken over again. The files are then looked at twice.
+
 Makes the names that it finds durable, and renames only files that it cannot use. Everything else is written
 by the engine afterwards. First the tail and the marks go into a new segment, before the bookie serves. Then
 the checkpoint is written, and only then are useless files removed.
@@ -105,6 +108,13 @@ class RecoveredState:
         self.lost_data_of_any_ledger = True
         self.notes.append(why)
 
+    def add_losses(self, other: RecoveredState) -> None:
+        """Add what was lost as another look at the same files has found, which may have renamed some."""
+        self.lost_data_of_any_ledger |= other.lost_data_of_any_ledger
+        self.damaged |= {one for one in other.damaged if one not in self.deleted}
+        self.next_id = max(self.next_id, other.next_id)
+        self.notes[:0] = [note for note in other.notes if note not in self.notes]
+
     def drop_deleted(self) -> None:
         """Drop the states of deleted ledgers, which segments and indexes may still list (rule 15)."""
         for ledger_id in [one for one in self.ledgers.live if one in self.deleted]:
@@ -179,6 +189,13 @@ class _NewerCheckpointError(Exception):
         self.number = number
 
 
+class _GivenUpSegmentsError(Exception):
+    """Data was lost, and segments are still there that were given up.
+
+    Their entries were copied to other segments. The copies may be what was lost.
+    """
+
+
 class CrashRecovery:
     """Reads the directories of one bookie."""
 
@@ -191,6 +208,7 @@ class CrashRecovery:
         *,
         earlier: Sequence[Held] = (),
         newest: int = 0,
+        keeps_given_up: bool = False,
     ) -> None:
         """Take the directories, and the set that the segments found are added to.
 
@@ -198,6 +216,7 @@ class CrashRecovery:
             witness: the claims of an earlier run, and the owner of all files.
             earlier: what files outside the storage say of an earlier run; may be older than the witness.
             newest: the number of a checkpoint that is known to have been durable.
+            keeps_given_up: whether segments that were given up, and not removed yet, are taken over again.
         """
         self._disk = disk
         self._directories = directories
@@ -205,6 +224,8 @@ class CrashRecovery:
         self._witness = witness
         self._earlier = earlier
         self._claims = [*witness.claims, *(Claim(witness.owner, *held) for held in earlier)]
+        self._keeps_given_up = keeps_given_up
+        self._given_up: list[str] = []  # segments that the newest checkpoint does not list any more
         self._newest = max([newest, *(claim.checkpoint for claim in self._claims)])
         self._is_doubtful = False  # the checkpoint may not be the newest one
         self._files = FoundFiles(disk, directories, witness.owner, self._claims)
@@ -229,15 +250,22 @@ class CrashRecovery:
         try:
             return await self._run(spare_bytes)
         except _NewerCheckpointError as error:
-            self._segments.clear()
-            parts = (self._disk, self._directories, self._segments, self._witness)
-            again = CrashRecovery(*parts, earlier=self._earlier, newest=error.number)
-            return await again.run(spare_bytes=spare_bytes)
+            return await self._run_again(spare_bytes, error.number, self._keeps_given_up)
+        except _GivenUpSegmentsError:
+            found = await self._run_again(spare_bytes, self._newest, keeps_given_up=True)
+            found.add_losses(self._found)
+            return found
         except DiskFailedError as error:
             raise DiskFailedError(
                 f"{error}. Nothing is concluded from what cannot be read: start again, and replace this "
                 "bookie if its disk never gives it"
             ) from error
+
+    async def _run_again(self, spare_bytes: int, newest: int, keeps_given_up: bool) -> RecoveredState:
+        self._segments.clear()
+        parts = (self._disk, self._directories, self._segments, self._witness)
+        again = CrashRecovery(*parts, earlier=self._earlier, newest=newest, keeps_given_up=keeps_given_up)
+        return await again.run(spare_bytes=spare_bytes)
 
     async def _run(self, spare_bytes: int) -> RecoveredState:
         found, files = self._found, self._files
@@ -260,6 +288,9 @@ class CrashRecovery:
         for why in files.contradictions(next_segment):
             found.lose_all(why)
         await self._open(sorted(on_disk | set(files.rows)))
+        if self._given_up and (found.lost_data_of_any_ledger or found.damaged):
+            raise _GivenUpSegmentsError
+        found.unlisted += self._given_up
         found.drop_deleted()
         is_empty = not self._segments.by_id and found.tail is None
         if self._checkpoint is None and not (is_empty and self._is_new):
@@ -368,12 +399,7 @@ class CrashRecovery:
         """
         found, numbers = self._found, self._files.ids(form.TABLE_SUFFIX)
         if not self._is_trusted:
-            for one in sorted(numbers, reverse=True):
-                try:
-                    return await self._files.table(one)
-                except CorruptRecordError as error:
-                    found.notes.append(str(error))
-            return PackedTable()
+            return await self._newest_table(numbers)
         found.useless += map(self._files.path, map(form.table_name, sorted(numbers - {number})))
         if not number:
             return PackedTable()
@@ -383,7 +409,16 @@ class CrashRecovery:
             # Rule 4: the table may have held fences that are nowhere else.
             found.lose_all(str(error))
             self._is_table_lost = True
-            return PackedTable()
+            return await self._newest_table(numbers - {number})
+
+    async def _newest_table(self, numbers: set[int]) -> PackedTable:
+        """Read the newest of these tables that is intact. Its states are lower bounds."""
+        for one in sorted(numbers, reverse=True):
+            try:
+                return await self._files.table(one)
+            except CorruptRecordError as error:
+                self._found.notes.append(str(error))
+        return PackedTable()
 
     async def _open(self, segment_ids: list[int]) -> None:
         """Take over the sealed segments, and replay all others, newest first."""
@@ -411,9 +446,11 @@ class CrashRecovery:
         checkpoint, files = self._checkpoint, self._files
         name, index_name = form.segment_name(segment_id), form.index_name(segment_id)
         is_trusted = self._is_trusted
-        if not is_listed and is_trusted and checkpoint and segment_id < checkpoint.next_segment:
-            # It was given up, and the crash came before its file was removed.
-            self._found.unlisted += [files.path(one) for one in (name, index_name) if one in files]
+        is_given_up = not is_listed and is_trusted and checkpoint and segment_id < checkpoint.next_segment
+        if is_given_up and not (self._keeps_given_up and name in files):
+            # The crash came before its file was removed.
+            paths = [files.path(one) for one in (name, index_name) if one in files]
+            (self._given_up if name in files else self._found.unlisted).extend(paths)
             return None
         if name not in files:
             await self._lose(segment_id, f"segment {segment_id} is missing")

@@ -39,6 +39,7 @@ from bookie_aio.wire.messages import (
 )
 from client_aio.admin.replicas import list_replicas
 from client_aio.bookies.connection import list_entries
+from client_aio.core.audit import Step
 from client_aio.core.digest import Digest
 from client_aio.core.read_plan import ClassRange, checked_blocks
 from client_aio.core.repair_plan import (
@@ -84,6 +85,7 @@ Answer = TypeVar("Answer")
 
 _PIECE_ENTRIES = 4096
 _PIECES_AT_ONCE = 4
+"""With a throttle it is one piece at a time: who yields to others has one request under way."""
 _LIFT_TIMEOUT_S = 120.0
 """The bookie looks up all entries that it owes of the ledger."""
 
@@ -153,7 +155,7 @@ class Repair:
         recover_after_s: float | None,
         password: bytes,
         on_progress: Callable[[RepairProgress], None],
-        throttle: Callable[[int], Awaitable[None]] | None = None,
+        throttle: Callable[[Step], Awaitable[None]] | None = None,
         preferred: str = "",
         only: int | None = None,
     ) -> None:
@@ -162,8 +164,8 @@ class Repair:
         Args:
             only: the first entry of the one fragment to repair; None for all.
             preferred: the bookie to copy to where it is in none of the seats, and can be had; "" for any.
-            throttle: awaited with the bytes of each answer, before the next request. It bounds the bytes per
-                second that are read from the sources and from the target.
+            throttle: awaited after each step, before the next one. With it, steps are taken one by one. It
+                bounds the bytes per second that are read from the sources and from the target.
         """
         self._context = context
         self._throttle = throttle
@@ -430,9 +432,10 @@ class _Copier:
         target: BookieConnection,
         token: bytes | None,
         on_progress: Callable[[RepairProgress], None],
-        throttle: Callable[[int], Awaitable[None]] | None,
+        throttle: Callable[[Step], Awaitable[None]] | None,
     ) -> None:
         self._context = context
+        self._loop = asyncio.get_running_loop()
         self._throttle = throttle
         self._token = token
         self._config = context.config
@@ -501,7 +504,7 @@ class _Copier:
                 )
             )  # fmt: skip
 
-        await for_each(self._pieces, work_and_report, _PIECES_AT_ONCE)
+        await for_each(self._pieces, work_and_report, _PIECES_AT_ONCE if self._throttle is None else 1)
 
     async def _copy_piece(self, piece: ClassRange) -> None:
         rows, _ = await self._ask_target(
@@ -520,7 +523,10 @@ class _Copier:
             if not blocks:
                 rest = await self._pass_over(rest)
                 continue
+            began = self._loop.time()
             await self._ask_target(asyncio.gather(*map(self._store, blocks)))
+            if self._throttle is not None:
+                await self._throttle(Step(0, self._loop.time() - began, is_write=True))
             rest = rest.after(blocks[-1].last_entry)
 
     async def _pass_over(self, rest: ClassRange) -> ClassRange | None:
@@ -614,6 +620,7 @@ class _Copier:
         return []
 
     async def _read(self, connection: BookieConnection, wanted: ClassRange) -> tuple[list[Block], ReadAnswer]:
+        began = self._loop.time()
         answer, body = await connection.call(
             wanted.request(self._config.read_ahead_bytes),
             ReadAnswer,
@@ -623,7 +630,7 @@ class _Copier:
         # Without a password only the checksums can be checked.
         blocks, answer = checked_blocks(wanted, answer, body, Digest(wanted.ledger_id))
         if self._throttle is not None:
-            await self._throttle(len(body))
+            await self._throttle(Step(len(body), self._loop.time() - began, is_write=False))
         return blocks, answer
 
     async def _ask_target(self, asking: Awaitable[Answer]) -> Answer:

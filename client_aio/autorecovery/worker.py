@@ -26,6 +26,7 @@ from client_aio.admin.repair import Repair, RepairReport
 from client_aio.admin.replicas import list_replicas
 from client_aio.autorecovery.auditor import racks_of, replica_states
 from client_aio.core.audit import (
+    Courtesy,
     Seats,
     TokenBucket,
     copies_by_replicas,
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
 
     from client_aio.config import AutoRecoveryConfig
     from client_aio.context import ClientContext
+    from client_aio.core.audit import Step
     from metadata.model.ledger import LedgerMetadata
     from metadata.store import Registration, Version
 
@@ -92,6 +94,7 @@ class Worker:
         self._loop = asyncio.get_running_loop()
         rate = float(config.worker_bytes_per_s)
         self._bucket = TokenBucket(rate, rate * _BURST_S)
+        self._courtesy = Courtesy()
         self._queue: list[TaskRef] = []
         self._listed_at = -_LIST_AGAIN_S
         self._rests: dict[str, tuple[int, float]] = {}  # attempts of a task, and when it may be tried again
@@ -237,6 +240,7 @@ class Worker:
         workers = max(len(await self._tasks.worker_names()), 1)
         share = self._config.cluster_bytes_per_s / workers
         self._bucket.rate = min(float(self._config.worker_bytes_per_s), share)
+        self._courtesy.is_urgent = ref.copies <= Courtesy.COPIES_AT_RISK
         self.record = replace(self.record, ledger_id=ref.ledger_id)
         await registration.update(self.record.to_json())
         began = self._loop.time()
@@ -275,6 +279,12 @@ class Worker:
         Args:
             lost_bookies: bookies that lose their seats if they are not registered now.
         """
+        self._courtesy.begin(self._loop.time())
+        outcome = await self._attempt(ledger_id, lost_bookies)
+        await self._yield(0.0)
+        return outcome
+
+    async def _attempt(self, ledger_id: int, lost_bookies: Collection[str]) -> Outcome:
         lost, errors = 0, []
         try:
             await self._context.pool.directory.refresh()
@@ -374,8 +384,14 @@ class Worker:
             only=only,
         ).run()
 
-    async def _throttle(self, size: int) -> None:
-        self.record = replace(self.record, bytes_read=self.record.bytes_read + size)
-        pause_s = self._bucket.take(size, self._loop.time())
+    async def _throttle(self, step: Step) -> None:
+        self.record = replace(self.record, bytes_read=self.record.bytes_read + step.size)
+        self._courtesy.note(step)
+        await self._yield(self._bucket.take(step.size, self._loop.time()))
+
+    async def _yield(self, pause_s: float) -> None:
+        """Rest, for as long as courtesy asks for and for at least `pause_s`."""
+        pause_s = max(pause_s, self._courtesy.rest_s(self._loop.time()))
         if pause_s > 0:
             await asyncio.sleep(pause_s)
+        self._courtesy.begin(self._loop.time())

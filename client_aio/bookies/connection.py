@@ -76,6 +76,7 @@ from metadata.errors import (
     UnsupportedVersionError,
 )
 from metadata.ids import TERM_FINAL
+from metadata.transports import GatheringWrite, gathering_write
 
 if TYPE_CHECKING:
     from bookie_aio.wire.blocks import Buffer
@@ -179,6 +180,7 @@ class BookieConnection(asyncio.BufferedProtocol):
         self._adds_sent = 0  # that were not answered yet
         self._is_release_due = False
         self._transport: asyncio.Transport | None = None
+        self._write_all: GatheringWrite  # of that transport
         self._loop = asyncio.get_running_loop()
         self._time = self._loop.time
         self._watch: asyncio.TimerHandle | None = None
@@ -226,7 +228,7 @@ class BookieConnection(asyncio.BufferedProtocol):
         self._adds_sent += request.op == _ADD
         head = encode_frame(encode_request(request, request_id, auth), body_bytes)
         if body_bytes > _JOINED_BYTES_MAX:
-            self._transport.writelines([head, *body])
+            self._write_all([head, *body])
         else:  # one small buffer costs less than two
             self._transport.write(b"".join((head, *body)))
         if self._watch is None:
@@ -268,7 +270,7 @@ class BookieConnection(asyncio.BufferedProtocol):
         assert self._transport is not None
         self._adds_sent += len(held) // 2
         if self._held_bytes > _JOINED_BYTES_MAX * len(held):  # one small buffer costs less than two
-            self._transport.writelines(held)
+            self._write_all(held)
         else:
             self._transport.write(b"".join(held))
         self._held_bytes = 0
@@ -325,6 +327,7 @@ class BookieConnection(asyncio.BufferedProtocol):
     # --- asyncio.BufferedProtocol ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._write_all = gathering_write(transport)
         # A cast: uvloop's transports are not subclasses of asyncio's.
         self._transport = transport = cast("asyncio.Transport", transport)
         transport.set_write_buffer_limits(high=_WRITE_BUFFER_HIGH_BYTES)

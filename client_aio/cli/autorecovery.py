@@ -4,7 +4,6 @@ from typing import Annotated
 
 import typer
 
-import client_aio
 from client_aio.autorecovery.service import AutoRecovery
 from client_aio.autorecovery.survey import auto_recovery_state
 from client_aio.cli.options import (
@@ -54,7 +53,9 @@ async def run(
     delay is lost. Its entries are copied to others, which get its seats.
     """
     configure_logging(log_level, as_json=log_json)
-    config = AutoRecoveryConfig(
+    config = invocation.settings.made(
+        "autorecovery",
+        AutoRecoveryConfig,
         lost_bookie_delay_s=lost_bookie_delay,
         worker_bytes_per_s=int(worker_rate * MIB),
         cluster_bytes_per_s=int(cluster_rate * MIB),
@@ -62,7 +63,7 @@ async def run(
     )
     stop = stop_event()
     async with (
-        client_aio.connect(invocation.metadata_uri, placement=placement.policy) as client,
+        invocation.connect(placement=placement.policy) as client,
         AutoRecovery(client, config) as recovery,
     ):
         invocation.output.document({"name": recovery.name}, text=f"auto recovery {recovery.name} runs")
@@ -72,7 +73,7 @@ async def run(
 @command(app, "status")
 async def status(invocation: Invocation) -> None:
     """Show who audits, who repairs, and which ledgers wait for a repair. `cluster status` shows more."""
-    async with client_aio.connect(invocation.metadata_uri) as client:
+    async with invocation.connect() as client:
         state = await auto_recovery_state(client._context)
     invocation.output.document(state.to_document(), text=recovery_text(state))
 

@@ -194,7 +194,7 @@ async def write(
     sizes = quorums(ensemble, write_quorum, ack_quorum)
     payload = random.SystemRandom().randbytes(entry_bytes)
     async with (
-        client_aio.connect(invocation.metadata_uri, placement=placement.policy) as client,
+        invocation.connect(placement=placement.policy) as client,
         _own_ledgers(client, ledgers, sizes, keep=keep) as writers,
     ):
         with invocation.output.progress() as progress:  # before the clock starts: this takes time of its own
@@ -316,7 +316,7 @@ async def read(
     """
     _check_histogram(invocation, histogram)
     sizes, password = quorums(ensemble, write_quorum, ack_quorum), password_of(password_file)
-    async with client_aio.connect(invocation.metadata_uri) as client, AsyncExitStack() as stack:
+    async with invocation.connect() as client, AsyncExitStack() as stack:
         if ledger_id is None:
             (writer,) = await stack.enter_async_context(_own_ledgers(client, 1, sizes))
             payload = random.SystemRandom().randbytes(entry_bytes)

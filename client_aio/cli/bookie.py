@@ -9,17 +9,17 @@ import resource
 import socket
 import sys
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import asdict, replace
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-import client_aio
 from bookie_aio import structured_logging
-from bookie_aio.config import BookieConfig, Limits, share_descriptors
+from bookie_aio.config import BookieConfig, Limits, is_wildcard, share_descriptors
 from bookie_aio.metrics import DiskTimes
 from bookie_aio.server.age import read_age
 from bookie_aio.server.bookie import Bookie
@@ -48,7 +48,8 @@ from client_aio.cli.options import (
     stop_event,
     usage_error,
 )
-from client_aio.cli.output import Output
+from client_aio.cli.service_manager import ServiceManager
+from client_aio.cli.settings import Settings
 from client_aio.config import MIB, AutoRecoveryConfig, tune_gc
 from metadata.access.bookies import (
     BookieRecord,
@@ -67,6 +68,9 @@ from metadata.errors import (
 )
 from metadata.ids import check_bookie_id
 from metadata.store import MetadataStore
+
+if TYPE_CHECKING:
+    import client_aio
 
 log = logging.getLogger(__name__)
 app = typer.Typer(no_args_is_help=True, help="Run bookies, and look after them.")
@@ -149,8 +153,7 @@ async def serve(
     """
     configure_logging(log_level, as_json=log_json)
     uri = invocation.metadata_uri
-    others = 0 if http is None else _HTTP_DESCRIPTORS
-    connections_max, files_max = share_descriptors(_allow_many_files() - others)
+    limits, storage = _limits_of(invocation.settings, http)
     disk = RealDisk(times := DiskTimes(time.perf_counter))
     paths = _absolute(directories)
     config = BookieConfig(
@@ -164,17 +167,31 @@ async def serve(
         sweep_interval_s=sweep_interval,
         accept_older_copy=accept_older_copy,
         http=None if http is None else _http_address(http),
-        limits=Limits(connections_max=connections_max),
-        storage=StorageConfig(files_max=files_max),
+        properties={"version": _release()},
+        limits=limits,
+        storage=storage,
+        **invocation.settings.plain("bookie"),
     )
     is_new = not await is_formatted(disk, paths)
-    recovery = AutoRecoveryConfig(lost_bookie_delay_s=lost_bookie_delay) if autorecovery else None
-    stopping = asyncio.create_task(_stop_event(watch_standard_input=stop_with_parent).wait())
-    running = _serve(
-        invocation.output, config, uri, disk, times, create=is_new, recovery=recovery, placement=placement
+    recovery = invocation.settings.made(
+        "autorecovery", AutoRecoveryConfig, lost_bookie_delay_s=lost_bookie_delay
     )
+    stop = stop_event(watch_standard_input=stop_with_parent)
+    async with ServiceManager() as manager:
+        running = _serve(
+            invocation, manager, config, uri, disk, times, create=is_new,
+            recovery=recovery if autorecovery else None, placement=placement,
+        )  # fmt: skip
+        await _until_stopped(running, stop, manager)
+
+
+async def _until_stopped(
+    running: Coroutine[Any, Any, None], stop: asyncio.Event, manager: ServiceManager
+) -> None:
     serving = asyncio.create_task(running)
+    stopping = asyncio.create_task(stop.wait())
     await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
+    manager.stopping()
     stopping.cancel()
     serving.cancel()  # closes the bookie, even while it is still starting
     with suppress(asyncio.CancelledError):
@@ -182,7 +199,8 @@ async def serve(
 
 
 async def _serve(
-    output: Output,
+    invocation: Invocation,
+    manager: ServiceManager,
     config: BookieConfig,
     uri: str,
     disk: RealDisk,
@@ -195,6 +213,7 @@ async def _serve(
     """Run a bookie until it fails, or until cancelled.
 
     Args:
+        manager: is told when the bookie serves.
         times: the times of the disk's system calls.
         create: make the metadata store and the cluster where they are missing: the directories are new.
         recovery: the settings of auto recovery in this process; None for none.
@@ -206,7 +225,10 @@ async def _serve(
         http = await stack.enter_async_context(_http_server(config, times))
         await _check_port_is_free(*config.listen)
         store = await stack.enter_async_context(await open_store(uri, create=create))
-        surveyor = await stack.enter_async_context(Surveyor(store))
+        surveyor = await stack.enter_async_context(Surveyor(invocation, store))
+        if http is not None:
+            announced = {"http": _announced(config, http.address)}
+            config = replace(config, properties={**config.properties, **announced})
         bookie = await stack.enter_async_context(
             await Bookie.start(
                 config, store, disk, rng=rng, now_ms=_now_ms, clock=time.perf_counter, effort=time.thread_time
@@ -226,8 +248,11 @@ async def _serve(
         }
         tune_gc()  # again: what the start has read lives as long as the process
         where = ", ".join(bookie.addresses) + (f", http://{address}" if address else "")
-        output.document(row, text=f"bookie {bookie.bookie_id} serves on {where}")
-        recovering = asyncio.create_task(_recover(store, recovery, placement, bookie.bookie_id, clients))
+        invocation.output.document(row, text=f"bookie {bookie.bookie_id} serves on {where}")
+        manager.ready(f"bookie {bookie.bookie_id} serves on {where}")
+        recovering = asyncio.create_task(
+            _recover(invocation, store, recovery, placement, bookie.bookie_id, clients)
+        )
         try:
             failure = await asyncio.shield(bookie.stopped)
         finally:
@@ -261,7 +286,8 @@ async def _http_server(config: BookieConfig, times: DiskTimes) -> AsyncGenerator
 class Surveyor:
     """Surveys the cluster on a bookie's session, by a client that the first survey opens."""
 
-    def __init__(self, store: MetadataStore) -> None:
+    def __init__(self, invocation: Invocation, store: MetadataStore) -> None:
+        self._invocation = invocation
         self._store = store
         self._client: client_aio.Client | None = None
 
@@ -270,7 +296,7 @@ class Surveyor:
         from client_aio.autorecovery.survey import survey  # the client, which few bookies need
 
         if self._client is None:
-            self._client = await client_aio.connect(self._store)
+            self._client = await self._invocation.connect(self._store)
         return (await survey(self._client._context)).to_document()
 
     async def __aenter__(self) -> "Surveyor":
@@ -282,6 +308,7 @@ class Surveyor:
 
 
 async def _recover(
+    invocation: Invocation,
     store: MetadataStore,
     config: AutoRecoveryConfig | None,
     placement: Placement,
@@ -299,7 +326,7 @@ async def _recover(
     while True:
         try:
             async with (
-                client_aio.connect(store, placement=placement.policy) as client,
+                invocation.connect(store, placement=placement.policy) as client,
                 AutoRecovery(client, config, name=name),
             ):
                 clients["autorecovery"] = client
@@ -347,18 +374,16 @@ def _allow_many_files() -> int:
     return sys.maxsize if soft == resource.RLIM_INFINITY else soft
 
 
-def _stop_event(*, watch_standard_input: bool) -> asyncio.Event:
-    loop, stop = asyncio.get_running_loop(), stop_event()
-
-    def ended() -> None:
-        with suppress(BlockingIOError):
-            if not os.read(0, 4096):
-                loop.remove_reader(0)
-                stop.set()
-
-    if watch_standard_input:
-        loop.add_reader(0, ended)
-    return stop
+def _limits_of(settings: Settings, http: str | None) -> tuple[Limits, StorageConfig]:
+    """Return the limits that are set, and those of the descriptors where they are lower."""
+    others = 0 if http is None else _HTTP_DESCRIPTORS
+    connections_max, files_max = share_descriptors(_allow_many_files() - others)
+    limits = settings.made("bookie.limits", Limits)
+    storage = settings.made("bookie.storage", StorageConfig)
+    return (
+        replace(limits, connections_max=min(limits.connections_max, connections_max)),
+        replace(storage, files_max=min(storage.files_max, files_max)),
+    )
 
 
 def _absolute(directories: list[Path]) -> tuple[str, ...]:
@@ -382,6 +407,23 @@ def _address(option: str, value: str) -> tuple[str, int]:
 def _http_address(value: str) -> tuple[str, int]:
     host, _, port = value.rpartition(":")
     return _address("--http", value if host else f"127.0.0.1:{port}")
+
+
+def _release() -> str:
+    """Return the release that runs, which is announced: `doctor` tells whether releases are mixed."""
+    try:
+        return version("bookie-aio")
+    except PackageNotFoundError:  # run from its sources, and not installed
+        return "unknown"
+
+
+def _announced(config: BookieConfig, address: str) -> str:
+    """Return the address of the HTTP endpoint as others reach it: a wildcard is no address."""
+    host, port = split_address(address)
+    if not is_wildcard(host):
+        return address
+    advertised = config.advertise[0] if config.advertise else join_address(*config.listen)
+    return join_address(split_address(advertised)[0], port)
 
 
 def _now_ms() -> int:

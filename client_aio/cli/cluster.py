@@ -3,11 +3,13 @@
 Owns the cluster's directory:
 
     DIR/cluster.json        what runs: metadata URI; id, pid, addresses, HTTP address, directory and log of
-                            each bookie
-    DIR/supervisor.lock     held by the process that runs `cluster up`
+                            each bookie; HTTP address, pid and log of the status page
+    DIR/supervisor.lock     held by the process that runs `cluster up`, whose id it has
+    DIR/control.sock        where that process takes `cluster restart`, a JSON object a line
     DIR/processes.lock      held by it and by all its bookies, for as long as any of them lives
     DIR/metadata.db         the embedded metadata store, unless another one is named
     DIR/b1, DIR/b1.log …    each bookie's data and its log
+    DIR/dashboard.log       the log of the status page
 
 Invariants:
 
@@ -26,19 +28,20 @@ import signal
 import sys
 from collections.abc import Callable
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Annotated, Any
 from urllib.parse import quote
 
 import typer
 
-import client_aio
 from client_aio.autorecovery.cluster_repair import ClusterRepair
 from client_aio.autorecovery.survey import survey
+from client_aio.cli import local_control
 from client_aio.cli.completion import complete_bookies
-from client_aio.cli.exit_codes import BookieStartError, Exit
+from client_aio.cli.exit_codes import BookieStartError, Exit, exit_code_of
 from client_aio.cli.input import ask
+from client_aio.cli.local_control import DIRECTORY, STOP_TIMEOUT_S, control_socket, running_in
 from client_aio.cli.options import (
     LOST_BOOKIE_DELAY_S,
     Invocation,
@@ -49,15 +52,21 @@ from client_aio.cli.options import (
     stop_event,
 )
 from client_aio.cli.output import Format, Output
+from client_aio.cli.service_manager import SERVICE_VARIABLES
+from client_aio.cli.settings import CONFIG_VARIABLE, PREFIX
 from client_aio.cli.text import cluster_repair_text, survey_text
 from client_aio.config import MIB, AutoRecoveryConfig
 from metadata.backends.uri import open_store, parse_uri
-from metadata.errors import BookKeeperError, DirectoryInUseError, InvalidArgumentError, OperationTimeoutError
+from metadata.errors import (
+    BookKeeperError,
+    DirectoryInUseError,
+    InvalidArgumentError,
+    OperationTimeoutError,
+)
 from metadata.ids import KEY_RETIRED
 
 BOOKIES = 3  # unless another number is asked for
 START_TIMEOUT_S = 120.0  # long, since a bookie replays its journal after a crash before it serves
-STOP_TIMEOUT_S = 20.0
 RELEASE_TIMEOUT_S = 20.0
 RESTART_DELAY_S = 1.0
 
@@ -87,8 +96,21 @@ class BookieProcess:
         }
 
 
+@dataclass
+class PageProcess:
+    """The status page of the cluster."""
+
+    log: Path
+    process: asyncio.subprocess.Process
+    http: str
+
+    def row(self) -> dict[str, Any]:
+        """Return what cluster.json has of it."""
+        return {"http": self.http, "pid": self.process.pid, "log": str(self.log)}
+
+
 class LocalCluster:
-    """Starts, watches and stops the bookies of one directory."""
+    """Starts, watches and stops the bookies of one directory, and their status page."""
 
     def __init__(
         self,
@@ -101,6 +123,7 @@ class LocalCluster:
         racks: int,
         restart: bool,
         arguments: list[str],
+        has_page: bool,
         report: Callable[[str], None],
     ) -> None:
         """Prepare; nothing happens before `prepare` and `start`.
@@ -113,6 +136,7 @@ class LocalCluster:
             racks: the number of racks that the bookies are labelled with, r1, r2, … in turn; 0: none.
             restart: start again a bookie that died.
             arguments: passed to every `bookie serve`.
+            has_page: run the status page beside the bookies.
             report: called with each message for the user.
         """
         self._directory = directory.resolve()
@@ -123,12 +147,17 @@ class LocalCluster:
         self._racks = racks
         self._restart = restart
         self._arguments = arguments
+        self._has_page = has_page
         self._report = report
         self._locks: list[IO[bytes]] = []
         self._running: dict[str, asyncio.subprocess.Process] = {}
         self._watchers: set[asyncio.Task[None]] = set()
         self._stopping = False
+        self._restarting: set[str] = set()
+        self._start_again = asyncio.Lock()  # one bookie at a time, by its watcher or by `restart`
+        self._control: asyncio.Server | None = None
         self.bookies: list[BookieProcess] = []
+        self.page: PageProcess | None = None
 
     @property
     def metadata_uri(self) -> str:
@@ -143,6 +172,7 @@ class LocalCluster:
             "pid": os.getpid(),
             "spares": self._spares,
             "bookies": [bookie.row() for bookie in self.bookies],
+            "dashboard": None if self.page is None else self.page.row(),
         }
 
     async def prepare(self) -> None:
@@ -219,25 +249,72 @@ class LocalCluster:
         except BaseExceptionGroup as failures:
             await self.stop()
             raise failures.exceptions[0] from None
+        if self._has_page:
+            await self._start_page()
         self._record()
+        self._control = await asyncio.start_unix_server(self._obey, sock=control_socket(self._directory))
+
+    async def restart(self, bookie_id: str) -> BookieProcess:
+        """Stop a bookie cleanly, if it runs, and start it again; return it when it serves.
+
+        Raises:
+            InvalidArgumentError: the cluster has no bookie of that id.
+            BookieStartError: it did not start. It stays down.
+        """
+        bookie = next((one for one in self.bookies if one.bookie_id == bookie_id), None)
+        if bookie is None:
+            known = ", ".join(one.bookie_id for one in self.bookies)
+            raise InvalidArgumentError(f"there is no bookie {bookie_id} here; the bookies are: {known}")
+        async with self._start_again:
+            self._restarting.add(bookie_id)
+            try:
+                process = self._running.pop(bookie_id, None)
+                if process is not None:
+                    await self._stop([(bookie_id, process)])
+                bookie.pid = None
+                self._record()
+                if self._stopping:
+                    raise InvalidArgumentError("the cluster is stopping")
+                await self._start(bookie)
+            finally:
+                self._restarting.discard(bookie_id)
+        self._record()
+        self._report(f"bookie {bookie_id} was restarted (pid {bookie.pid})")
+        return bookie
+
+    async def _obey(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Do what a line of the control socket asks for, and answer with a line."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._watchers.add(task)
+        task.add_done_callback(self._watchers.discard)
+        try:
+            asked = json.loads(await reader.readline())
+            answer = (await self.restart(asked["restart"])).row()
+        except BookKeeperError as error:
+            answer = {"error": str(error), "exit_code": int(exit_code_of(error))}
+        except (ValueError, KeyError, TypeError):
+            answer = {"error": "the request is not understood", "exit_code": int(Exit.USAGE)}
+        with contextlib.suppress(OSError):
+            writer.write(json.dumps(answer).encode() + b"\n")
+            await writer.drain()
+        writer.close()
 
     async def stop(self) -> None:
-        """Stop all bookies cleanly; a bookie that does not stop in time is killed, and that is reported."""
+        """Stop all cleanly; a bookie that does not stop in time is killed, and that is reported."""
         self._stopping = True
-        for process in self._running.values():
+        if self.page is not None:
             with contextlib.suppress(ProcessLookupError):
-                process.send_signal(signal.SIGTERM)
-        waiting = [asyncio.create_task(process.wait()) for process in self._running.values()]
-        if waiting:
-            await asyncio.wait(waiting, timeout=STOP_TIMEOUT_S)
-        for bookie_id, process in self._running.items():
-            if process.returncode is None:
-                self._report(f"bookie {bookie_id} did not stop within {STOP_TIMEOUT_S:.0f} s and was killed")
-                process.kill()
-                await process.wait()
+                self.page.process.kill()  # it holds nothing
+            await self.page.process.wait()
+            self.page = None
+        if self._control is not None:
+            self._control.close()
+            (self._directory / "control.sock").unlink(missing_ok=True)
         for watcher in self._watchers:
             watcher.cancel()
-        await asyncio.gather(*self._watchers, *waiting, return_exceptions=True)
+        await asyncio.gather(*self._watchers, return_exceptions=True)
+        await self._stop(list(self._running.items()))
         for bookie in self.bookies:
             bookie.pid = None
         if self.bookies:
@@ -245,6 +322,20 @@ class LocalCluster:
         for lock in self._locks:
             lock.close()
         self._locks.clear()
+
+    async def _stop(self, processes: list[tuple[str, asyncio.subprocess.Process]]) -> None:
+        for _, process in processes:
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGTERM)
+        waiting = [asyncio.create_task(process.wait()) for _, process in processes]
+        if waiting:
+            await asyncio.wait(waiting, timeout=STOP_TIMEOUT_S)
+        for bookie_id, process in processes:
+            if process.returncode is None:
+                self._report(f"bookie {bookie_id} did not stop within {STOP_TIMEOUT_S:.0f} s and was killed")
+                process.kill()
+                await process.wait()
+        await asyncio.gather(*waiting, return_exceptions=True)
 
     async def _start(self, bookie: BookieProcess) -> None:
         command = [
@@ -262,6 +353,7 @@ class LocalCluster:
                 stderr=log,
                 pass_fds=[lock.fileno() for lock in self._locks[1:]],
                 start_new_session=True,  # Ctrl-C reaches the starter only, which stops the bookies
+                env=_environment_of_bookies(),
             )
         self._running[bookie.bookie_id] = process
         bookie.pid = process.pid
@@ -286,7 +378,7 @@ class LocalCluster:
 
     async def _watch(self, bookie: BookieProcess, process: asyncio.subprocess.Process) -> None:
         code = await process.wait()
-        if self._stopping:
+        if self._stopping or bookie.bookie_id in self._restarting:
             return
         self._running.pop(bookie.bookie_id, None)
         self._report(
@@ -301,13 +393,49 @@ class LocalCluster:
                     self._report(f"bookie {bookie.bookie_id} has left the cluster, and is not started again")
                     return
             try:
-                await self._start(bookie)
+                async with self._start_again:
+                    if self._stopping or bookie.bookie_id in self._running:  # restarted by hand meanwhile
+                        return
+                    await self._start(bookie)
             except BookKeeperError as error:
                 self._report(f"bookie {bookie.bookie_id} could not be started again: {error}")
             else:
                 self._record()
                 self._report(f"bookie {bookie.bookie_id} serves again (pid {bookie.pid})")
                 return
+
+    async def _start_page(self) -> None:
+        """Start the status page. The cluster goes on without it if it fails, or ends later."""
+        path = self._directory / "dashboard.log"
+        with path.open("ab") as log:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "client_aio.cli", "dashboard", self.metadata_uri,
+                "--http", "127.0.0.1:0", "--output", "jsonl", "--stop-with-parent",
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,
+            )  # fmt: skip
+        assert process.stdout is not None
+        self.page = PageProcess(path, process, "")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(START_TIMEOUT_S):
+                if line := await process.stdout.readline():
+                    self.page.http = json.loads(line)["http"]
+                    self._watchers.add(asyncio.create_task(self._watch_page(self.page)))
+                    return
+        self._report(f"the status page did not start; see {path}")
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+        self.page = None
+
+    async def _watch_page(self, page: PageProcess) -> None:
+        code = await page.process.wait()
+        if not self._stopping:
+            self._report(f"the status page (pid {page.process.pid}) {_exit_text(code)}; its log: {page.log}")
+            self.page = None
+            self._record()
 
     def _lock(self, name: str) -> bool:
         file = (self._directory / name).open("ab")
@@ -316,6 +444,9 @@ class LocalCluster:
         except BlockingIOError:
             file.close()
             return False
+        file.truncate(0)
+        file.write(b"%d\n" % os.getpid())
+        file.flush()
         self._locks.append(file)
         return True
 
@@ -338,6 +469,16 @@ class LocalCluster:
         draft.replace(path)
 
 
+def _environment_of_bookies() -> dict[str, str]:
+    """Return the environment of the bookies: no settings of [bookie], which would be the same for all.
+
+    With one port for `--http`, for instance, only the first bookie could start.
+    """
+    kept = {key: value for key, value in os.environ.items() if key not in SERVICE_VARIABLES}
+    of_one = [key for key in kept if key.startswith(f"{PREFIX}BOOKIE_")]
+    return {key: value for key, value in kept.items() if key not in of_one} | {CONFIG_VARIABLE: ""}
+
+
 def _exit_text(code: int) -> str:
     return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
@@ -351,6 +492,7 @@ def _start_failure(bookie: BookieProcess, log_start: int) -> str:
 
 
 app = typer.Typer(no_args_is_help=True, help="Run a cluster on this machine, and look at any cluster.")
+app.registered_commands += local_control.app.registered_commands
 
 
 @command(app, "up", without_variable=True)
@@ -369,7 +511,7 @@ async def up(
     ] = None,
     directory: Annotated[
         Path, typer.Option("--dir", file_okay=False, help="Where everything of the cluster is kept.")
-    ] = Path("bookie-aio-cluster"),
+    ] = DIRECTORY,
     spares: Annotated[int, typer.Option(min=0, max=100, help="Bookies on top of -n.")] = 0,
     base_port: Annotated[
         int, typer.Option(min=0, max=65_000, help="The first bookie's port; 0: any free ones.")
@@ -386,7 +528,11 @@ async def up(
     ] = True,
     lost_bookie_delay: LostBookieDelay = LOST_BOOKIE_DELAY_S,
     http: Annotated[
-        bool, typer.Option("--http", help="Serve metrics and health by HTTP, each bookie on a free port.")
+        bool,
+        typer.Option(
+            "--http",
+            help="Serve metrics and health by HTTP, each bookie on a free port, and the status page.",
+        ),
     ] = False,
 ) -> None:
     """Start a cluster in DIR and run it until Ctrl-C or SIGTERM.
@@ -414,6 +560,7 @@ async def up(
             *(["--autorecovery"] if autorecovery else []),
             *(["--http", "127.0.0.1:0"] if http else []),
         ],
+        has_page=http,
         report=output.note,
     )
     await _run_until_stopped(cluster, output)
@@ -432,6 +579,8 @@ async def _run_until_stopped(cluster: LocalCluster, output: Output) -> None:
             for bookie in cluster.bookies:
                 where = ", ".join(bookie.addresses) + (f", http://{bookie.http}" if bookie.http else "")
                 output.note(f"bookie {bookie.bookie_id} serves on {where} (pid {bookie.pid})")
+            if cluster.page is not None:
+                output.note(f"the status page is at http://{cluster.page.http}/")
             output.note("Stop with Ctrl-C.")
             await stopped
     finally:
@@ -442,17 +591,41 @@ async def _run_until_stopped(cluster: LocalCluster, output: Output) -> None:
 
 
 @command(app, "status")
-async def status(invocation: Invocation) -> int:
+async def status(
+    invocation: Invocation,
+    directory: Annotated[
+        Path | None,
+        typer.Option(
+            "--dir", file_okay=False, help="A cluster that `cluster up` runs here: its processes, too."
+        ),
+    ] = None,
+) -> int:
     """Show the state of a cluster: bookies, ledgers, copies that are lacking, and who repairs.
 
     Reads the metadata of every ledger, and asks every bookie. The exit code is 0 for a healthy cluster. It is
     1 if copies are lacking, or soon will be. It is 2 if data is at risk: some entry has one good copy at
-    most.
+    most. With --dir it is 4 if no cluster runs there.
     """
-    async with client_aio.connect(invocation.metadata_uri) as client:
+    here: dict[str, Any] = {}
+    lines = []
+    if directory is not None:
+        pid = running_in(directory)
+        recorded = json.loads((directory / "cluster.json").read_text())
+        here = {"pid": pid, "processes": recorded["bookies"]}
+        lines = [f"`cluster up` runs in {directory} (pid {pid}) with {recorded['metadata']}"]
+        lines += [f"  {row['bookie_id']}: {_process_text(row)}" for row in recorded["bookies"]]
+        invocation = replace(invocation, metadata=recorded["metadata"])
+    async with invocation.connect() as client:
         found = await survey(client._context)
-    invocation.output.document(found.to_document(), text=survey_text(found))
+    invocation.output.document({**here, **found.to_document()}, text="\n".join([*lines, survey_text(found)]))
     return int(found.condition)
+
+
+def _process_text(row: dict[str, Any]) -> str:
+    if row["pid"] is None:
+        return f"not running; its log: {row['log']}"
+    http = f", http://{row['http']}" if row.get("http") else ""
+    return f"pid {row['pid']}, {', '.join(row['addresses'])}{http}"
 
 
 @command(app, "repair")
@@ -487,7 +660,7 @@ async def repair(
     asked. It is 5 if no bookie returned some entries. As JSON lines, the summary comes last.
     """
     output = invocation.output
-    async with client_aio.connect(invocation.metadata_uri, placement=placement.policy) as client:
+    async with invocation.connect(placement=placement.policy) as client:
         repairing = ClusterRepair(client._context, bytes_per_s=int(rate * MIB), lost=lost or ())
         async with output.tracking("look at ledgers") as show:
             found = await repairing.find(lambda done, total: show(done, total, "ledgers"))

@@ -1,18 +1,17 @@
 """What the shell completes: ids of ledgers, names of logs and unbounded ledgers, ids of bookies.
 
-The metadata store is the one that the command line or the environment names. A store that does not answer in
+The metadata store is the one that the command line or the settings name. A store that does not answer in
 time completes nothing. Nothing is printed, since the shell would take it for a candidate.
 """
 
 import asyncio
-import os
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, suppress
 from itertools import islice
 from typing import Any
 
 import client_aio
-from client_aio.cli.options import METADATA_VARIABLE
+from client_aio.cli.options import command_path, settings_of
 from metadata.access.bookies import registered_bookies
 from metadata.backends.uri import open_store
 from metadata.errors import BookKeeperError
@@ -28,11 +27,12 @@ def _completing(candidates: Candidates) -> Callable[[Any, str], list[str]]:
     """Return an `autocompletion` function of typer: candidates that begin with what has been typed."""
 
     def complete(ctx: Any, incomplete: str) -> list[str]:
-        uri = ctx.params.get("metadata") or os.environ.get(METADATA_VARIABLE)
-        if not uri:
-            return []
         found: list[str] = []
         with suppress(BookKeeperError, OSError, TimeoutError):
+            named = settings_of(ctx).defaults_of(command_path(ctx), ["metadata"]).get("metadata")
+            uri = ctx.params.get("metadata") or named
+            if not uri:
+                return []
             found = asyncio.run(_ask(uri, candidates, incomplete))
         given = ctx.params.get("names") or ctx.params.get("ledger_ids") or ()
         wanted = (one for one in found if one.startswith(incomplete) and one not in given)

@@ -186,7 +186,7 @@ async def create(
     from a file or a pipe use `ledger write`. An unbounded ledger is written by each client that takes it
     over.
     """
-    async with client_aio.connect(invocation.metadata_uri, placement=placement.policy) as client:
+    async with invocation.connect(placement=placement.policy) as client:
         sizes, guard = quorums(ensemble, write_quorum, ack_quorum), protection(digest, password_file)
         if unbounded is not None:
             ledger_id = await client.create_unbounded_ledger(
@@ -226,7 +226,7 @@ async def takeover(
     With --trim-before and neither FILE nor --seal this is `ledger trim`: the writer goes on.
     """
     output, which, password = invocation.output, name_or_id(ledger_id), password_of(password_file)
-    async with client_aio.connect(invocation.metadata_uri, placement=placement.policy) as client:
+    async with invocation.connect(placement=placement.policy) as client:
         if trim_before is not None:  # first: this may free the space that the takeover needs
             first_entry = await client.trim_unbounded_ledger(which, trim_before, password=password)
             if source is None and not seal:
@@ -265,7 +265,7 @@ async def trim(
 
     Only the metadata are changed, so this frees space on full disks too. The last fragment is kept.
     """
-    async with client_aio.connect(invocation.metadata_uri) as client:
+    async with invocation.connect() as client:
         first_entry = await client.trim_unbounded_ledger(
             name_or_id(ledger_id), before, password=password_of(password_file)
         )
@@ -309,7 +309,7 @@ async def write(
     if chunk_bytes is None and not keep_newline:
         custom_metadata |= CUT_INTO_LINES
     async with (
-        client_aio.connect(invocation.metadata_uri, placement=placement.policy) as client,
+        invocation.connect(placement=placement.policy) as client,
         client.create_ledger(
             **quorums(ensemble, write_quorum, ack_quorum),
             **protection(digest, password_file),
@@ -375,7 +375,7 @@ async def cat(
     Reads up to the last entry confirmed, also of a ledger that is being written. Never fences.
     """
     async with (
-        client_aio.connect(invocation.metadata_uri) as client,
+        invocation.connect() as client,
         client.open_ledger(name_or_id(ledger_id), password=password_of(password_file)) as reader,
     ):
         if newline is None:
@@ -418,7 +418,7 @@ async def tail(
     Ends when the ledger is closed. Never fences.
     """
     async with (
-        client_aio.connect(invocation.metadata_uri) as client,
+        invocation.connect() as client,
         client.open_ledger(name_or_id(ledger_id), password=password_of(password_file)) as reader,
     ):
         last = reader.last_add_confirmed if follow else await reader.read_last_add_confirmed()
@@ -457,7 +457,7 @@ async def list_(
 ) -> None:
     """List the ledgers in the metadata store."""
     wanted = LedgerFilter(bookie, state, log, under_replicated)
-    async with client_aio.connect(invocation.metadata_uri) as client:
+    async with invocation.connect() as client:
         if ids_only and wanted.lets_all_through:
             async with aclosing(client.list_ledgers()) as ledgers:
                 with invocation.output.stream() as put:
@@ -517,7 +517,7 @@ async def verify(
     wanted, output = LedgerFilter(bookie, state, log, under_replicated), invocation.output
     if ledgers and not wanted.lets_all_through:
         usage_error("name ledgers, or give filters, and not both")
-    async with client_aio.connect(invocation.metadata_uri) as client:
+    async with invocation.connect() as client:
         context = client._context
         named = [await client.ledger_metadata(name_or_id(text)) for text in ledgers or ()]
 
@@ -572,7 +572,7 @@ async def show(
     Of an unbounded ledger with many fragments the last ones are shown, and how many are in pages before
     those; --replicas is about all of them.
     """
-    async with client_aio.connect(invocation.metadata_uri) as client:
+    async with invocation.connect() as client:
         metadata = await client.ledger_metadata(name_or_id(ledger_id))
         replicas = await client.ledger_replicas(metadata.ledger_id) if with_replicas else []
     text = draw_ledger(metadata)
@@ -634,7 +634,7 @@ async def recover(
     if accept_loss:
         ask(f"Close ledger {ledger_id} even if acknowledged entries are lost by that?", is_answered=yes)
     async with (
-        client_aio.connect(invocation.metadata_uri) as client,
+        invocation.connect() as client,
         client.open_ledger(
             ledger_id,
             recover=True,
@@ -705,7 +705,7 @@ async def repair(
     Entries that no bookie returns are named, and the others are copied; the exit code is then 5.
     """
     output = invocation.output
-    async with client_aio.connect(invocation.metadata_uri) as client:
+    async with invocation.connect() as client:
         metadata = await client.ledger_metadata(name_or_id(ledger_id))
         which = metadata.ledger_id
         with output.progress() as progress:
@@ -767,7 +767,7 @@ async def delete(
     """Delete ledgers, for good. On a terminal it asks first. A ledger that a log lists is refused."""
     ask(f"Delete {', '.join(ledger_ids)} and every entry in it?", is_answered=yes)
     password = password_of(password_file)
-    async with client_aio.connect(invocation.metadata_uri) as client:
+    async with invocation.connect() as client:
 
         async def delete_one(text: str) -> int | str:
             which = name_or_id(text)

@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-import client_aio
 from client_aio.cli.completion import complete_bookies
 from client_aio.cli.exit_codes import Exit
 from client_aio.cli.options import Invocation, command
@@ -201,7 +200,7 @@ async def _drain(
 
     output = invocation.output
     async with (
-        client_aio.connect(invocation.metadata_uri) as client,
+        invocation.connect() as client,
         output.tracking(f"bookie {bookie}") as show,
     ):
 
@@ -233,7 +232,7 @@ async def _drain(
 async def _cancel(invocation: Invocation, bookie: str) -> int:
     from client_aio.autorecovery.drain import cancel_drain
 
-    async with client_aio.connect(invocation.metadata_uri) as client:
+    async with invocation.connect() as client:
         await _check_known(client._context.ledgers.store, bookie)
         had_one = await cancel_drain(client._context, bookie)
     text = "takes entries again" if had_one else "was not being decommissioned"
@@ -251,7 +250,7 @@ async def forget(
 
     Its id is never used again: a new bookie under it would have lost what the old one promised.
     """
-    async with client_aio.connect(invocation.metadata_uri) as client:
+    async with invocation.connect() as client:
         store = client._context.ledgers.store
         await _check_known(store, bookie)
         if bookie in client.bookies:

@@ -95,7 +95,7 @@ async def append(
     """
     size, output, count = size_of(source), invocation.output, 0
     async with (
-        client_aio.connect(invocation.metadata_uri, placement=placement.policy) as client,
+        invocation.connect(placement=placement.policy) as client,
         client.open_log(
             name,
             roll_bytes=roll_bytes,
@@ -128,7 +128,7 @@ async def create(
     invocation: Invocation, name: LogName, custom: Custom = None, password_file: PasswordFile = None
 ) -> None:
     """Create a log without a record. Disturbs nobody; a log that exists is refused."""
-    async with client_aio.connect(invocation.metadata_uri) as client:
+    async with invocation.connect() as client:
         await client.create_log(name, custom_metadata=custom_of(custom), password=password_of(password_file))
     invocation.output.document({"log": name}, text=name)
 
@@ -149,7 +149,7 @@ async def cat(
 
     Reads up to the last record confirmed, also of a log that is being written. Never fences.
     """
-    async with client_aio.connect(invocation.metadata_uri) as client:
+    async with invocation.connect() as client:
         source = client.read_log_batches(
             name, start, on_gap=on_gap.choice, password=password_of(password_file)
         )
@@ -187,7 +187,7 @@ async def tail(
 
     Follows the log from ledger to ledger, whoever writes to it. Never fences.
     """
-    async with client_aio.connect(invocation.metadata_uri) as client:
+    async with invocation.connect() as client:
         password = password_of(password_file)
         where: Position | str | None = start
         if start is None:
@@ -268,7 +268,7 @@ async def list_(
     """List the logs in the metadata store."""
     rows = []
     async with (
-        client_aio.connect(invocation.metadata_uri) as client,
+        invocation.connect() as client,
         aclosing(client.list_logs()) as names,
     ):
         if names_only:
@@ -292,7 +292,7 @@ async def show(
 ) -> None:
     """Show a log's chain of ledgers: their states, entries, bytes and ensembles. Never fences."""
     links = []
-    async with client_aio.connect(invocation.metadata_uri) as client:
+    async with invocation.connect() as client:
         metadata = await client.log_metadata(name)
         for row in metadata.rows[-ledgers:]:
             try:
@@ -324,7 +324,7 @@ async def truncate(
     """
     Position.parse(before)
     ask(f"Delete every record of {name} before {before}?", is_answered=yes)
-    async with client_aio.connect(invocation.metadata_uri) as client:
+    async with invocation.connect() as client:
         rows = await client.truncate_log(name, before, password=password_of(password_file))
         metadata = await client.log_metadata(name)
     invocation.output.document(
@@ -345,7 +345,7 @@ async def delete(
     """Delete logs with all their ledgers, for good. On a terminal it asks first."""
     ask(f"Delete {', '.join(names)} and every record in it?", is_answered=yes)
     password = password_of(password_file)
-    async with client_aio.connect(invocation.metadata_uri) as client:
+    async with invocation.connect() as client:
 
         async def delete_one(name: str) -> str:
             await client.delete_log(name, password=password)
@@ -366,7 +366,7 @@ async def sweep(
 
     Safe beside writers and readers of any log. Looks at the metadata of every ledger.
     """
-    async with client_aio.connect(invocation.metadata_uri) as client:
+    async with invocation.connect() as client:
         report = await client.sweep_log_orphans(
             older_than_s=older_than_s, password=password_of(password_file)
         )

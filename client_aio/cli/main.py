@@ -10,11 +10,18 @@ import typer
 
 from bookie_aio.structured_logging import MessageFormatter
 from client_aio.cli.exit_codes import Exit
-from client_aio.cli.options import Group, report
+from client_aio.cli.options import Group, command_path, report, settings_of
 from client_aio.cli.output import prepare_streams
+from client_aio.cli.settings import CONFIG_VARIABLE, CONTEXT_VARIABLE
+from metadata.errors import InvalidArgumentError
 from metadata.text import escape
 
-_GROUPS = ("cluster", "bookie", "ledger", "log", "autorecovery", "metadata", "spark", "bench")
+_GROUPS = (
+    "cluster", "bookie", "ledger", "log", "autorecovery", "metadata", "spark", "bench", "context", "config",
+)  # fmt: skip
+
+_COMMANDS = ("dashboard", "doctor", "top")
+"""Commands that are in no group: the module of each has it as the only one of its `app`."""
 
 app = typer.Typer(
     cls=Group,
@@ -41,15 +48,40 @@ def _root(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
+    config: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            envvar=CONFIG_VARIABLE,
+            help="The file with settings; default: config.toml in ~/.config/bookie-aio.",
+            show_default=False,
+        ),
+    ] = None,
+    context: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            envvar=CONTEXT_VARIABLE,
+            help="The context, instead of the one in use (`context use`).",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
-    pass
+    pass  # `options.settings_of` looks at the values
+
+
+def add_all() -> None:
+    """Import all groups of commands, but for those that were imported already."""
+    _add_groups([])
 
 
 def _add_groups(arguments: Sequence[str]) -> None:
     """Import the group of commands that is called; without one, import all groups, to be listed."""
-    is_called = arguments and arguments[0] in _GROUPS
-    for name in arguments[:1] if is_called else _GROUPS:
-        app.add_typer(import_module(f"client_aio.cli.{name}").app, name=name, cls=Group)
+    is_called = arguments and arguments[0] in (*_GROUPS, *_COMMANDS)
+    for name in arguments[:1] if is_called else (*_GROUPS, *_COMMANDS):
+        group = import_module(f"client_aio.cli.{name}").app
+        if all(one.typer_instance is not group for one in app.registered_groups):
+            app.add_typer(group, name=name if name in _GROUPS else None, cls=Group)
 
 
 def main() -> NoReturn:
@@ -60,9 +92,11 @@ def main() -> NoReturn:
         _add_groups(sys.argv[1:])
         code = app(standalone_mode=False)
         sys.stdout.flush()
+    except KeyboardInterrupt:  # while modules are imported, or arguments parsed
+        code = Exit.INTERRUPTED
     except typer.Abort as abort:  # a question was answered with no, or not at all
         code = Exit.INTERRUPTED if isinstance(abort.__context__, KeyboardInterrupt) else Exit.FAILURE
-    except OSError as error:  # help, or another text that is written outside of a command
+    except (OSError, InvalidArgumentError) as error:  # help is written, and settings are read, outside of it
         code = report(error)
     except Exception as error:
         code = _report_usage(error)
@@ -87,5 +121,16 @@ def _report_usage(error: Exception) -> int:
         return Exit.USAGE
     message = escape(" ".join(format_message().split()))
     hint = f" (see `{context.command_path} --help`)" if context is not None else ""
-    sys.stderr.write(f"bookie-aio: {message}{hint}\n")
+    sys.stderr.write(f"bookie-aio: {message}{_source(error)}{hint}\n")
     return int(getattr(error, "exit_code", Exit.USAGE))
+
+
+def _source(error: Exception) -> str:
+    """Return where a wrong value came from, where that is not the command line."""
+    context, parameter = getattr(error, "ctx", None), getattr(error, "param", None)
+    if context is None or parameter is None:
+        return ""
+    how = getattr(context.get_parameter_source(parameter.name), "name", "")
+    if how == "DEFAULT_MAP":
+        return escape(f" It is {settings_of(context).source_of(command_path(context), parameter.name)}.")
+    return f" It is the variable {parameter.envvar}." if how == "ENVIRONMENT" else ""

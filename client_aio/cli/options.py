@@ -12,31 +12,41 @@ shell's history.
 import asyncio
 import enum
 import inspect
+import os
 import signal
 import sys
 import traceback
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+import client_aio
 from bookie_aio import structured_logging
 from client_aio import PlacementPolicy, RackAware, WeightedRandom
 from client_aio.cli.exit_codes import Exit, describe, exit_code_of
 from client_aio.cli.output import Format, Output, silence_output
+from client_aio.cli.settings import Settings
 from client_aio.config import (
     PASSWORD_VARIABLE,
     AutoRecoveryConfig,
+    ClientConfig,
     password_in_environment,
     password_in_file,
     tune_gc,
 )
 from metadata.errors import InvalidArgumentError
+from metadata.store import MetadataStore
 from metadata.text import escape
+
+if TYPE_CHECKING:
+    from client_aio import Client
+    from client_aio.handles import AwaitableContext
 
 METADATA_VARIABLE = "BOOKIE_AIO_METADATA"
 
@@ -56,6 +66,9 @@ class Invocation:
     output: Output
     loop: Loop
     debug: bool
+    settings: Settings = field(default_factory=Settings)
+    flags: frozenset[str] = frozenset()
+    """The options that stand on the command line, by parameter."""
 
     @property
     def metadata_uri(self) -> str:
@@ -66,6 +79,18 @@ class Invocation:
                 "for example sqlite:///absolute/path/metadata.db or zk://host:2181/ledgers"
             )
         return self.metadata
+
+    def connect(
+        self, store: MetadataStore | None = None, *, placement: PlacementPolicy | None = None
+    ) -> "AwaitableContext[Client]":
+        """Return an opening of a client with the settings of [client], as `client_aio.connect` does.
+
+        Args:
+            store: an open metadata store; None: the one that is named.
+        """
+        config = self.settings.made("client", ClientConfig)
+        where = self.metadata_uri if store is None else store
+        return client_aio.connect(where, config=config, placement=placement)
 
 
 def _metadata_option(variable: str | None) -> Any:
@@ -98,8 +123,35 @@ def _hide_types_of_flags(parameters: list[Any]) -> list[Any]:
     return parameters
 
 
+def settings_of(context: Any) -> Settings:
+    """Return the settings that the root command's options name, of any command's context."""
+    root = context.find_root()
+    if root.obj is None:
+        root.obj = Settings(config=root.params.get("config"), context=root.params.get("context"))
+    found: Settings = root.obj
+    return found
+
+
+def command_path(context: Any) -> str:
+    """Return the name of a context's command, with its groups, and without the program."""
+    above = context.parent
+    return "" if above is None else f"{command_path(above)} {context.info_name}".strip()
+
+
+def is_flag(context: Any, parameter: str) -> bool:
+    """Return whether the command line has given the value of an option."""
+    return getattr(context.get_parameter_source(parameter), "name", "") == "COMMANDLINE"
+
+
 class Command(TyperCommand):
-    """A command whose help shows flags without a type."""
+    """A command whose options take their defaults from the settings; help shows flags without a type."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse arguments. Help is shown whatever the settings are."""
+        if not ctx.resilient_parsing and not {"-h", "--help"} & set(args):
+            names = [str(one.name) for one in self.params]
+            ctx.default_map = settings_of(ctx).defaults_of(command_path(ctx), names)
+        return super().parse_args(ctx, args)
 
     def get_params(self, ctx: Any) -> list[Any]:
         return _hide_types_of_flags(super().get_params(ctx))
@@ -135,18 +187,23 @@ def command(
         ]
 
         @wraps(function)
-        def call(**values: Any) -> None:
+        def call(typer_context: Any, **values: Any) -> None:
             common = {option: values.pop(option) for option in common_options}
             invocation = Invocation(
                 metadata=common["metadata"],
                 output=Output(common["output"]),
                 loop=common.get("loop", Loop.UVLOOP),
                 debug=common["debug"],
+                settings=settings_of(typer_context),
+                flags=frozenset(one for one in typer_context.params if is_flag(typer_context, one)),
             )
             raise typer.Exit(_run(invocation, function, values))
 
         own = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in own]
-        parameters = [*own, *added]
+        context = inspect.Parameter(
+            "typer_context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context
+        )
+        parameters = [context, *own, *added]
         call.__dict__["__signature__"] = inspect.Signature(parameters)
         call.__annotations__ = {one.name: one.annotation for one in parameters}
         app.command(name, cls=Command, help=_help_of(function))(call)
@@ -184,9 +241,12 @@ def _run_coroutine(loop: Loop, coroutine: Coroutine[Any, Any, Any]) -> Any:
             pass
         else:
             factory = uvloop.new_event_loop
-    tune_gc()
-    with asyncio.Runner(loop_factory=factory) as runner:
-        return runner.run(coroutine)
+    try:
+        tune_gc()
+        with asyncio.Runner(loop_factory=factory) as runner:
+            return runner.run(coroutine)
+    finally:
+        coroutine.close()  # of a command that was interrupted before it began; else this does nothing
 
 
 def report(error: Exception, *, debug: bool = False) -> int:
@@ -227,11 +287,24 @@ def configure_logging(log_level: str, *, as_json: bool) -> None:
     structured_logging.configure(level=level, as_json=as_json)
 
 
-def stop_event() -> asyncio.Event:
-    """Return an event that SIGINT and SIGTERM set from now on, instead of ending the process."""
+def stop_event(*, watch_standard_input: bool = False) -> asyncio.Event:
+    """Return an event that SIGINT and SIGTERM set from now on, instead of ending the process.
+
+    Args:
+        watch_standard_input: the end of standard input sets it as well.
+    """
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
+
+    def ended() -> None:
+        with suppress(BlockingIOError):
+            if not os.read(0, 4096):
+                loop.remove_reader(0)
+                stop.set()
+
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
+    if watch_standard_input:
+        loop.add_reader(0, ended)
     return stop
 
 

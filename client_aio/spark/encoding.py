@@ -102,7 +102,7 @@ def make_encoder(
         assert value is not None
         column = batch.column(batch.schema.get_field_index(value))
         if column.null_count:
-            row = column.is_null().to_numpy(zero_copy_only=False).argmax()
+            row = column.is_null().to_pylist().index(True)
             raise InvalidArgumentError(
                 f"row {row} of a batch has a null in column {value!r}: an entry is bytes. "
                 f"Leave such rows out: where({value} is not null)"

@@ -6,9 +6,12 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+
+from tests.support.pythons import VERSIONS
 
 ENVIRONMENT = Path(__file__).parents[2] / ".ci" / "environment"
 
@@ -108,3 +111,17 @@ def test_else_it_is_the_first_that_is_new_enough(machine: Machine) -> None:
     machine.add("python3.12")
     why = "the first that is new enough; none was built optimised"
     assert machine.taken() == f"environment: made, Python of the test of {first} ({why})"
+
+
+def test_each_python_that_the_package_claims_is_one_that_the_suite_is_run_on() -> None:
+    package = tomllib.loads((ENVIRONMENT.parents[1] / "pyproject.toml").read_text())
+    versions = [f"{major}.{minor}" for major, minor in VERSIONS]
+    named = "Programming Language :: Python :: "
+    claimed = [text.removeprefix(named) for text in package["project"]["classifiers"] if named in text]
+    assert claimed == [version for version in versions if version in claimed]
+    assert package["project"]["requires-python"] == f">={claimed[0]}"
+    assert package["tool"]["mypy"]["python_version"] == claimed[0] == versions[0]
+    assert package["tool"]["ruff"]["target-version"] == f"py{claimed[0].replace('.', '')}"
+    checked = (ENVIRONMENT.parents[1] / "Makefile").read_text()
+    assert f"mypy --python-version {versions[-1]}" in checked
+    assert all(f"python{version}" in ENVIRONMENT.read_text() for version in versions)

@@ -77,6 +77,105 @@ async def test_items_are_taken_in_order_so_many_at_once_until_one_fails() -> Non
     assert len(begun) < 20
 
 
+def _cancel_others() -> None:
+    for task in asyncio.all_tasks():
+        if task is not asyncio.current_task():
+            task.cancel()
+
+
+@pytest.mark.parametrize("is_cancelled_early", [False, True])
+async def test_no_item_is_passed_over_when_somebody_else_cancels_the_tasks(is_cancelled_early: bool) -> None:
+    done: list[int] = []
+    under_way, go_on = asyncio.Event(), asyncio.Event()
+
+    async def work(item: int) -> None:
+        under_way.set()
+        if item < 4:
+            await go_on.wait()
+        done.append(item)
+
+    async def cancel() -> None:
+        if not is_cancelled_early:  # the tasks have not run a step
+            await under_way.wait()
+        for task in asyncio.all_tasks() - {asyncio.current_task(), caller}:
+            task.cancel()
+        go_on.set()
+
+    caller = asyncio.current_task()
+    cancelling = asyncio.create_task(cancel())
+    await for_each(range(9), work, 3)
+    await cancelling
+    assert sorted(done) == list(range(9))
+
+
+async def test_a_call_that_is_cancelled_itself_ends() -> None:
+    begun = 0
+    under_way = asyncio.Event()
+
+    async def work(_: int) -> None:
+        nonlocal begun
+        begun += 1
+        under_way.set()
+        await asyncio.Event().wait()
+
+    async def all_of() -> None:
+        await for_each(range(9), work, 3)
+
+    async def first_of() -> None:
+        async for _ in in_order(_numbers(9), work, 3):
+            pass
+
+    for call in (all_of, first_of):
+        begun = 0
+        under_way.clear()
+        calling = asyncio.create_task(call())
+        await under_way.wait()
+        _cancel_others()
+        with pytest.raises(asyncio.CancelledError):
+            await calling
+        assert begun <= 3
+
+
+async def test_results_are_all_there_when_somebody_else_cancels_the_tasks() -> None:
+    under_way, go_on = asyncio.Event(), asyncio.Event()
+    caller = asyncio.current_task()
+
+    async def work(number: int) -> int:
+        under_way.set()
+        await go_on.wait()
+        return 10 * number
+
+    async def cancel() -> None:
+        await under_way.wait()
+        for task in asyncio.all_tasks() - {asyncio.current_task(), caller}:
+            task.cancel()
+        go_on.set()
+
+    cancelling = asyncio.create_task(cancel())
+    found = [pair async for pair in in_order(_numbers(7), work, 3)]
+    await cancelling
+    assert found == [(number, 10 * number) for number in range(7)]
+
+
+async def test_work_that_somebody_else_cancels_counts_as_an_event_that_came() -> None:
+    forever, working = asyncio.Event(), asyncio.Event()
+    caller = asyncio.current_task()
+
+    async def work() -> str:
+        working.set()
+        await forever.wait()
+        return "done"
+
+    async def cancel() -> None:
+        await working.wait()
+        for task in asyncio.all_tasks() - {asyncio.current_task(), caller}:
+            task.cancel()
+
+    cancelling = asyncio.create_task(cancel())
+    assert await unless(forever.wait(), work()) is None
+    await cancelling
+
+
 async def _numbers(count: int) -> AsyncGenerator[int, None]:
     for number in range(count):
         yield number

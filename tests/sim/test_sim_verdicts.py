@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from tests.sim.campaign import verdicts
 from tests.sim.profiles import all_profiles
+from tests.support.pythons import interpreters
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,6 +26,6 @@ def test_a_verdict_that_differs_is_named(tmp_path: Path, capsys: pytest.CaptureF
 
 
 def test_the_running_version_is_among_those_found() -> None:
-    found = verdicts.interpreters()
+    found = interpreters()
     running = "{}.{}".format(*sys.version_info)
     assert found[running] == sys.executable

@@ -272,13 +272,15 @@ async def test_a_slow_reader_gives_way_once_others_wait_for_the_room_it_takes_up
     bookies: Bookies, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "bookie_aio")
-    bookie = await bookies.start(limits=Limits(reads_bytes_max=8 * MIB, contended_stall_timeout_s=0.2))
+    # One answer that it does not take uses up the room, however much of it the system's buffers hold.
+    limits = Limits(reads_bytes_max=MIB, connection_reads_bytes_max=MIB, contended_stall_timeout_s=0.2)
+    bookie = await bookies.start(limits=limits)
     writer, slow = await bookies.connect(bookie), await bookies.connect(bookie)
     await writer.add(7, 0, [bytes(MIB)])
     slow.stop_listening()
     for _ in range(40):
         slow.send(Read(7, NO_TERM, 0, 0, 0, 1, MIB))
-    assert await until_steady(bookie, "reads_bytes", 8 * MIB) >= 8 * MIB
+    assert await until_steady(bookie, "reads_bytes", MIB) >= MIB
     # Alone, it may take its time: nobody misses the room.
     await asyncio.sleep(0.5)
     assert figure(bookie, "connections") == 2
@@ -301,7 +303,10 @@ async def test_a_storm_of_reads_runs_a_few_at_a_time_and_connections_take_turns(
     # Fencing reads wait for the disk, so they are being computed until the test lets it go.
     reads = [[reader.send(Read(7, 0, 0, 0, 0, 1, KIB)) for reader in readers] for _ in range(10)]
     assert await until_steady(bookie, "reads_running", 4) == 4
-    assert figure(bookie, "connections_waiting") == 2
+    waiting = await until_steady(bookie, "connections_waiting", 2)
+    # Each reader waits that may run more reads. How many these are depends on the order in which reads came.
+    of_readers = sorted(len(connection.reads) for connection in bookie._connections)[1:]
+    assert waiting == sum(count < 2 for count in of_readers)
     assert (await writer.call(Ping())).status is Status.OK
     disk.release()
     await held

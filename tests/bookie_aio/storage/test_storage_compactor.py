@@ -478,3 +478,48 @@ async def test_a_block_that_is_larger_than_segments_are_now_stays_where_it_is(tm
     await asyncio.wait_for(again.add(make_block(2, 0, [b"goes on"])), 10)
     assert await again.read(7, 0, 0) == ({0: large}, Stop.END, 1)
     await again.close()
+
+
+@pytest.mark.parametrize("has_index", [False, True])
+async def test_segments_that_were_given_up_are_used_where_the_copies_are_lost(
+    tmp_path: Path, has_index: bool
+) -> None:
+    """A crash between the checkpoint and the removal leaves the files, and damage meets their copies."""
+    store = await store_with_dead_ledgers(tmp_path / "b1")
+    before = await store.crash_into(tmp_path / "before")
+    for ledger_id in range(4, 13):
+        await delete(store, ledger_id)
+    await store.settled()
+    await assert_kept(store, range(60))
+    crashed = await store.crash_into(tmp_path / "crashed")
+    await store.close()
+    old, new = ({path.name for path in one.glob(f"*{form.SEGMENT_SUFFIX}")} for one in (before, crashed))
+    given_up, copies = sorted(old - new), sorted(new - old)
+    assert given_up
+    assert copies
+    for name in given_up:
+        shutil.copy(before / name, crashed)
+        index = name.replace(form.SEGMENT_SUFFIX, form.INDEX_SUFFIX)
+        if has_index and (before / index).exists():
+            shutil.copy(before / index, crashed)
+    whole = copy_as_a_crash_leaves_it(crashed, tmp_path / "whole")
+    for name in copies:
+        (crashed / name.replace(form.SEGMENT_SUFFIX, form.INDEX_SUFFIX)).unlink(missing_ok=True)
+        with (crashed / name).open("r+b") as file:
+            file.seek(form.DATA_OFFSET)
+            file.write(bytes((crashed / name).stat().st_size - form.DATA_OFFSET))
+    for _ in range(2):
+        again = await Store.open(crashed)
+        for ledger_id in KEPT:
+            assert again.engine.is_damaged(ledger_id)
+            found, stop, _ = await again.read(ledger_id, 0, 59)
+            assert (stop, found) == (Stop.END, {entry: content(ledger_id, entry) for entry in range(60)})
+        for ledger_id in range(4, 13):
+            assert not (await again.read(ledger_id, 0, 59))[0]
+        await again.settled()
+        await again.close()
+    again = await Store.open(whole)  # without damage they are removed
+    await assert_kept(again, range(60))
+    await again.settled()
+    assert not set(given_up) & {path.name for path in whole.iterdir()}
+    await again.close()

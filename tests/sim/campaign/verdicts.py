@@ -11,48 +11,13 @@ verdict of a seed must not. Each interpreter gets an environment of its own, mad
 from __future__ import annotations
 
 import argparse
-import os
 import subprocess
 import sys
-from pathlib import Path
 
 from tests.sim.campaign import runner
 from tests.sim.campaign.run_key import ROOT
 from tests.sim.profiles import all_profiles
-
-VERSIONS = ((3, 11), (3, 12), (3, 13), (3, 14))
-_IS = "import sys; print('%d.%d' % sys.version_info[:2])"
-
-
-def interpreters() -> dict[str, str]:
-    """Return an interpreter of each version that this machine has: version → command."""
-    found: dict[str, str] = {}
-    for major, minor in VERSIONS:
-        wanted = f"{major}.{minor}"
-        pyenv = sorted(Path.home().glob(f".pyenv/versions/{wanted}.*/bin/python"))
-        for candidate in (sys.executable, f"python{wanted}", *map(str, pyenv)):
-            if wanted not in found and version_of(candidate) == wanted:
-                found[wanted] = candidate
-    return found
-
-
-def version_of(python: str) -> str:
-    """Return "3.12" of an interpreter, "" of what is none."""
-    try:
-        told = subprocess.run([python, "-c", _IS], capture_output=True, text=True, check=False)
-    except OSError:
-        return ""
-    return told.stdout.strip()
-
-
-def environment(version: str, python: str) -> str:
-    """Make an environment with what the product needs, and give its interpreter."""
-    folder = ROOT / ".venv" / f"verdicts-{version}"
-    subprocess.run(
-        [ROOT / ".ci" / "environment", folder],
-        env={**os.environ, "PYTHON": python}, cwd=ROOT, stdout=subprocess.DEVNULL, check=True,
-    )  # fmt: skip
-    return str(folder / "bin" / "python")
+from tests.support.pythons import environment, interpreters, version_of
 
 
 def tell(seeds: range) -> None:

@@ -187,7 +187,7 @@ class Endpoint(asyncio.Transport):
             self.protocol.pause_writing()
 
     def writelines(self, list_of_data: Any) -> None:
-        self.write(b"".join(list_of_data))
+        raise AssertionError("asyncio's own writelines has faults: call metadata.transports.gathering_write")
 
     def close(self) -> None:
         if self._is_closing:

@@ -55,7 +55,7 @@ MUTANTS = [
     ),
     Mutant(
         256, "a worker does not look again whether every copy is there",
-        (Edit(f"{_WORKER}.attempt", "if not lacking:", "if True:"),),
+        (Edit(f"{_WORKER}._attempt", "if not lacking:", "if True:"),),
         tests=("tests/integration/test_autorecovery.py", "-k", "cannot_be_repaired"),
     ),
     Mutant(
