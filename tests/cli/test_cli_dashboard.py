@@ -141,6 +141,11 @@ def test_pages_show_the_cluster(address: str, path: str, texts: list[str]) -> No
         time.sleep(0.2)
 
 
+def test_the_page_knows_the_endpoints_that_bookies_announce(running: RunningCluster, address: str) -> None:
+    for row in running.document["bookies"]:
+        assert row["http"] in get(address, f"/bookies?bookie={row['bookie_id']}")[1]
+
+
 def test_answers_may_be_framed_by_nobody_and_load_nothing_from_elsewhere(address: str) -> None:
     for path in ("/", "/static/page.js", "/static/page.css", "/static/icon.svg", "/healthz", "/nothing"):
         _, body, headers = get(address, path)
