@@ -92,6 +92,8 @@ def main() -> NoReturn:
         _add_groups(sys.argv[1:])
         code = app(standalone_mode=False)
         sys.stdout.flush()
+    except KeyboardInterrupt:  # while modules are imported, or arguments parsed
+        code = Exit.INTERRUPTED
     except typer.Abort as abort:  # a question was answered with no, or not at all
         code = Exit.INTERRUPTED if isinstance(abort.__context__, KeyboardInterrupt) else Exit.FAILURE
     except (OSError, InvalidArgumentError) as error:  # help is written, and settings are read, outside of it

@@ -241,9 +241,12 @@ def _run_coroutine(loop: Loop, coroutine: Coroutine[Any, Any, Any]) -> Any:
             pass
         else:
             factory = uvloop.new_event_loop
-    tune_gc()
-    with asyncio.Runner(loop_factory=factory) as runner:
-        return runner.run(coroutine)
+    try:
+        tune_gc()
+        with asyncio.Runner(loop_factory=factory) as runner:
+            return runner.run(coroutine)
+    finally:
+        coroutine.close()  # of a command that was interrupted before it began; else this does nothing
 
 
 def report(error: Exception, *, debug: bool = False) -> int:

@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from benchmarks import every_command
 from tests.support.cli import Cli
 
 
@@ -52,3 +53,19 @@ def test_flags_are_shown_without_a_type(command: tuple[str, ...]) -> None:
     text = help_of(*command)
     assert "--help" in text
     assert "bool" not in text.lower()
+
+
+def test_every_command_stands_in_the_script_that_tries_them_all() -> None:
+    every = every_command.commands()
+    assert len(every) > 50
+    assert every.keys() - every_command.REAL.keys() - every_command.NOT_RUN == set()
+    assert every_command.REAL.keys() - every.keys() == set()
+
+
+def test_a_value_of_the_wrong_type_is_refused_with_the_option_s_name() -> None:
+    wrong = [
+        text
+        for name, command in every_command.commands().items()
+        for text in every_command.bad_values(name.split(), command)
+    ]
+    assert wrong == []

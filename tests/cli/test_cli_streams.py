@@ -79,6 +79,24 @@ def test_closed_streams_of_a_bookie_leave_its_files_alone(cli: Cli, tmp_path: Pa
     assert json.loads(run_with(cli, "<&-", "bookie", "list", *store, "-o", "json")[1])[0]["state"] == "down"
 
 
+INTERRUPTED = {
+    "while modules are imported": "main._add_groups = interrupt",
+    "before the coroutine begins": "asyncio.Runner.run = interrupt",
+}
+
+
+@pytest.mark.parametrize("when", INTERRUPTED)
+def test_ctrl_c_before_a_command_begins_says_nothing(cli: Cli, when: str) -> None:
+    program = (
+        "import asyncio, sys\nfrom client_aio.cli import main\n"
+        "def interrupt(*_): raise KeyboardInterrupt\n"
+        f"{INTERRUPTED[when]}\nsys.argv[1:] = ['ledger', 'list']\nmain.main()\n"
+    )
+    command = [sys.executable, "-W", "always", "-c", program]
+    done = subprocess.run(command, env=cli.environment(), capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 @pytest.mark.parametrize("form", ["table", "json", "jsonl"])
 def test_a_reader_that_goes_away_ends_a_command_as_it_ends_a_filter(cli: Cli, form: str) -> None:
     reading, writing = os.pipe()
