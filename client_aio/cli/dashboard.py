@@ -7,10 +7,12 @@ a bookie knows no client. So it also goes on when the bookie beside it has died.
 import asyncio
 import os
 import time
+from functools import partial
 from typing import Annotated
 
 import typer
 
+import client_aio
 from client_aio.cli.options import (
     Invocation,
     LogJson,
@@ -20,7 +22,7 @@ from client_aio.cli.options import (
     stop_event,
     usage_error,
 )
-from client_aio.config import tune_gc
+from client_aio.config import ClientConfig, tune_gc
 from metadata.access.bookies import split_address
 from metadata.backends.uri import parse_uri
 
@@ -82,7 +84,8 @@ async def dashboard(
 
     stop = stop_event(watch_standard_input=stop_with_parent)
     async with Scraper() as scraper:
-        observer = Observer(uri, ClusterModel(), wall_clock=time.time, scrape=scraper.scrape)
+        connect = partial(client_aio.connect, uri, config=invocation.settings.made("client", ClientConfig))
+        observer = Observer(uri, connect, ClusterModel(), wall_clock=time.time, scrape=scraper.scrape)
         async with await DashboardServer.listen(observer, host, port, allow_host or ()) as server:
             row = {"http": server.address, "metadata": uri, "pid": os.getpid()}
             invocation.output.document(row, text=f"the status page is at http://{server.address}/")

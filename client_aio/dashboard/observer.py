@@ -27,7 +27,6 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from client_aio.autorecovery.survey import AUDITOR_ELECTION, figures_of, layout_in_full
-from client_aio.client import connect
 from client_aio.core.audit import Rotation
 from client_aio.dashboard.model import RecoveryView
 from client_aio.dashboard.vitals import Scrape, Series, parsed
@@ -53,6 +52,7 @@ if TYPE_CHECKING:
     from client_aio.context import ClientContext
     from client_aio.dashboard.model import ClusterModel
     from client_aio.dashboard.vitals import Figures
+    from client_aio.handles import AwaitableContext
     from metadata.access.repair_tasks import AuditorRecord, TaskRef, WorkerRecord
     from metadata.model.ledger import LedgerMetadata
     from metadata.model.log import LogHead, LogRow
@@ -127,11 +127,12 @@ class _Growth:
 
 
 class Observer:
-    """Keeps a model of the cluster behind one metadata URI."""
+    """Keeps a model of one cluster."""
 
     def __init__(
         self,
         uri: str,
+        connect: Callable[[], AwaitableContext[Client]],
         model: ClusterModel,
         *,
         wall_clock: Callable[[], float],
@@ -140,10 +141,13 @@ class Observer:
         """Prepare; `run` does the work.
 
         Args:
+            uri: of the metadata store, for people.
+            connect: opens a client of the cluster, again after each failure of the metadata store.
             wall_clock: the time in seconds since the epoch, for people.
             scrape: reads `/metrics` of an address, and returns the text. Raises OSError or ValueError.
         """
         self.uri = uri
+        self._connect = connect
         self.model = model
         self.wall_clock = wall_clock
         self._scrape = scrape
@@ -177,7 +181,7 @@ class Observer:
         """Observe until cancelled. Connects again whenever the store could not be opened."""
         while True:
             try:
-                async with connect(self.uri) as client:
+                async with self._connect() as client:
                     self._client = client
                     await self._observe(client._context)
             except* BookKeeperError as errors:

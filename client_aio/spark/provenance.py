@@ -133,7 +133,7 @@ def as_types(schema: str) -> str:
 
 
 def as_meant(schema: str | None) -> str | None:
-    """Return what decides how a schema's values compare: names, types and collations, also of nested fields."""
+    """Return what decides how values compare: names, types and collations, also of nested fields."""
     if schema is None:
         return None
     return json.dumps([as_types(schema), _collations(json.loads(schema))], sort_keys=True)

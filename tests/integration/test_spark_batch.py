@@ -320,12 +320,16 @@ def test_a_new_table_is_refused_before_rows_are_written(
     spark: SparkSession, bookies: Bookies, way: str
 ) -> None:
     """Nothing could read it, and its rows would be in the log."""
-    options = {"metadata": bookies.uri, "log": f"no-table-{way}"}
-    with pytest.raises(PySparkException, match=r"a new table of the catalog .* is refused: .* use save\(\)"):
+    options, frame = {"metadata": bookies.uri, "log": f"no-table-{way}"}, spark.range(3)
+
+    def make() -> None:
         if way == "saveAsTable":
-            spark.range(3).write.format("ledger").options(**options).mode("append").saveAsTable("no_table")
+            frame.write.format("ledger").options(**options).mode("append").saveAsTable("no_table")
         else:
-            spark.range(3).writeTo("no_table").using("ledger").options(**options).create()
+            frame.writeTo("no_table").using("ledger").options(**options).create()
+
+    with pytest.raises(PySparkException, match=r"a new table of the catalog .* is refused: .* use save\(\)"):
+        make()
     assert not spark.catalog.tableExists("no_table")
     assert bookies.ledgers_of(options["log"]) == (set(), set())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from bookie_aio.server.backpressure import _in_slow_lane
 from tests.sim.mutants.planting import Edit, Mutant, Swap
 
 _ONE = "b1"
@@ -18,6 +19,13 @@ def _failing_start(start: Any) -> Any:
         return await begin(cls, config, store, disk, **more)
 
     return classmethod(failing)
+
+
+def _as_a_generator(timed: Any) -> Any:
+    def timed_by_a_generator(lane: Any, work: Any, price: float) -> Any:
+        return _in_slow_lane(work, lane._effort, lambda began: lane._spend(began, price))
+
+    return timed_by_a_generator
 
 
 def _deleting(recover_ledger: Any) -> Any:
@@ -53,6 +61,17 @@ MUTANTS = [
               "        raise KeyError('an error of its own')\n"
               "    size = sum(map(len, found.buffers))"),),
         ("chaos", "slow-bookie"),
+    ),
+    Mutant(
+        320, "asyncio's own transports get several buffers by writelines",
+        (Edit("metadata.transports:gathering_write", "if not isinstance(transport, asyncio.Transport):",
+              "if True:"),),
+        tests=("tests/metadata/test_transports.py", "-k", "trusted_with_writelines"),
+    ),
+    Mutant(
+        321, "a read runs as a generator, which only Python 3.11 takes",
+        (Swap("bookie_aio.server.backpressure:SlowLane.timed", _as_a_generator),),
+        ("chaos",),
     ),
     Mutant(
         44, "a bookie says \"no such entry\" of what it holds of logs and of unbounded ledgers",
