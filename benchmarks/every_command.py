@@ -27,10 +27,11 @@ import sys
 import tempfile
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import typer.main
 
@@ -184,7 +185,7 @@ REAL: dict[str, Callable[[Cluster], list[str]]] = {
 ALSO_RIGHT = {
     "cluster status": {1},
     "doctor": {1},
-    "bookie forget": {2},
+    "bookie forget": {3},
     "bookie replace": {2, 4},
     "bookie decommission": {4},
 }
@@ -279,7 +280,8 @@ class Trial:
             process.start()
             if self.stopped_after_s is not None and _listens_to_sigterm(process):
                 time.sleep(self.stopped_after_s)
-                os.kill(process.pid or 0, signal.SIGINT)
+                with suppress(ProcessLookupError):  # it has failed meanwhile
+                    os.kill(cast("int", process.pid), signal.SIGINT)
             process.join(TIMEOUT_S)
             if process.exitcode is None:
                 process.kill()
@@ -427,12 +429,13 @@ def main() -> int:
                     if name in REAL:
                         yield from trials_on_a_cluster(name, cluster)
 
-                waiting = {
-                    name: pool.submit(check, trials(name, one), directory) for name, one in chosen.items()
+                name_of = {
+                    pool.submit(check, trials(name, one), directory): name for name, one in chosen.items()
                 }
                 wrong = []
-                for name, each in waiting.items():
-                    found = each.result() + list(bad_values(name.split(), chosen[name]))
+                for done in as_completed(name_of):
+                    name = name_of[done]
+                    found = done.result() + list(bad_values(name.split(), chosen[name]))
                     print(f"{name}: {'ok' if not found else f'{len(found)} wrong'}", flush=True)
                     for line in found:
                         print(f"  {line}", flush=True)

@@ -101,6 +101,7 @@ async def death_and_repair(
     page: Page,
     browser: Browser,
     document: dict[str, Any],
+    victim: dict[str, Any],
     arguments: argparse.Namespace,
     failures: list[str],
 ) -> None:
@@ -108,7 +109,6 @@ async def death_and_repair(
     address, out = f"http://{document['dashboard']['http']}", arguments.out
     await page.goto(f"{address}/")
     await page.wait_for_selector(".pill.ok", timeout=60_000)
-    victim = document["bookies"][1]
     name = victim["bookie_id"]
     tile = page.locator(f'.bookies li[data-key="{name}"] a.bad')
     os.kill(victim["pid"], signal.SIGKILL)
@@ -131,6 +131,34 @@ async def death_and_repair(
     found = await page.locator("#events").inner_text()
     for wanted in ("ensemble changed", "bookie lost", "repaired", "repair over"):
         check(wanted in found, f"the events tell of: {wanted}", failures)
+
+
+async def by_keyboard(page: Page, address: str, failures: list[str]) -> None:
+    """Use the page by keyboard while it is live: what has the focus, and what is typed, stays."""
+    await page.goto(f"{address}/")
+    await page.keyboard.press("Tab")
+    focused = "document.activeElement.textContent.trim()"
+    check(await page.evaluate(focused) == "Skip to content", "the first stop is the skip link", failures)
+    await page.keyboard.press("Enter")
+    check(await page.evaluate("document.activeElement.id") == "main", "it leads to the content", failures)
+    await page.keyboard.press("Tab")
+    first = await page.evaluate("document.activeElement.href")
+    body = "document.getElementById('tiles').innerHTML"
+    before = await page.evaluate(body)
+    await page.wait_for_function(f"(before) => {body} !== before", arg=before, timeout=20_000)
+    check(await page.evaluate("document.activeElement.href") == first, "the focus stays in updates", failures)
+    await page.goto(f"{address}/ledgers")
+    await page.keyboard.press("Tab")
+    await page.locator("input[name=q]").focus()
+    await page.keyboard.type("ord")
+    await page.wait_for_timeout(3000)
+    typed = await page.evaluate("document.activeElement.value")
+    check(typed == "ord", f"what is typed stays in updates: {typed!r}", failures)
+    await page.keyboard.press("Enter")
+    await page.wait_for_url("**/ledgers?q=ord*")
+    rows = await page.locator("tbody tr").count()
+    text = await page.locator("caption").inner_text()
+    check(rows > 0, f"the search by keyboard found: {text}", failures)
 
 
 async def watch_repair(page: Page, out: Path) -> list[list[int]]:
@@ -168,8 +196,13 @@ async def small_cluster(arguments: argparse.Namespace, browser: Browser, directo
             page.on("console", lambda one: errors.append(one.text) if one.type == "error" else None)
             page.on("pageerror", lambda error: errors.append(str(error)))
             address = f"http://{document['dashboard']['http']}"
-            await photograph(browser, address, arguments, failures)
-            await death_and_repair(page, browser, document, arguments, failures)
+            if not arguments.quick:
+                await photograph(browser, address, arguments, failures)
+            await by_keyboard(page, address, failures)
+            rows = (await client.log_metadata("payments")).rows
+            writes_to = (await client.ledger_metadata(rows[-1].ledger_id)).last_fragment.bookies
+            victim = next(one for one in document["bookies"] if one["bookie_id"] in writes_to)
+            await death_and_repair(page, browser, document, victim, arguments, failures)
             check(not errors, f"the browser's console has no error {errors[:3]}", failures)
             writing.cancel()
             await asyncio.gather(writing, return_exceptions=True)
@@ -381,6 +414,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("status-page"))
     parser.add_argument("--axe", type=Path, help="axe-core: its package, its folder, or axe.min.js")
     parser.add_argument("--large", action="store_true")
+    parser.add_argument("--quick", action="store_true", help="no screenshots of the healthy cluster")
     parser.add_argument("--ledgers", type=int, help="default: 60, or 10,000 with --large")
     parser.add_argument("--bookies", type=int, default=50)
     parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)

@@ -335,9 +335,10 @@ class DashboardServer:
         sent: dict[str, str] = {}
         written_at = -_HEARTBEAT_S
         while request.transport is not None and not request.transport.is_closing():
-            revision = self._model.revision
             page = await self._page(target)
             assert page is not None
+            # Of the state that the page shows: it may have been made for another reader a moment ago.
+            revision = self._frames[target][1] if target in self._frames else -1
             regions: dict[str, Any] = frame(page, self._model, self._moment())
             changed = {name: markup for name, markup in regions.items() if sent.get(name) != markup}
             sent.update(changed)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import client_aio.sync
 from client_aio.dashboard.server import CONNECTIONS_MAX, LIVE_MAX, is_host_allowed
 from tests.support.cli import TIMEOUT_S, Cli, RunningCluster
 
@@ -88,9 +89,14 @@ class Live:
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCluster]:
     directory = tmp_path_factory.mktemp("page")
     running = RunningCluster(directory, "-n", "4", "--http", "--lost-bookie-delay", "0.5")
-    for _ in range(4):
-        running.cli.run("ledger", "write", "-", stdin=b"a\nb\nc\n")
-    running.cli.run("log", "append", "orders", "-", stdin=b"1\n2\n3\n")
+    with client_aio.sync.connect(running.document["metadata"]) as client:
+        for _ in range(4):
+            with client.create_ledger() as ledger:
+                ledger.add_entries([b"a", b"b", b"c"])
+        with client.open_log("orders") as log:
+            for record in (b"1", b"2", b"3"):
+                log.append(record)
+            log.flush()
     yield running
     code, error = running.end()
     assert code == 0, error.decode()
@@ -139,6 +145,11 @@ def test_pages_show_the_cluster(address: str, path: str, texts: list[str]) -> No
             return
         assert time.monotonic() < deadline, (missing, body)
         time.sleep(0.2)
+
+
+def test_the_page_knows_the_endpoints_that_bookies_announce(running: RunningCluster, address: str) -> None:
+    for row in running.document["bookies"]:
+        assert row["http"] in get(address, f"/bookies?bookie={row['bookie_id']}")[1]
 
 
 def test_answers_may_be_framed_by_nobody_and_load_nothing_from_elsewhere(address: str) -> None:

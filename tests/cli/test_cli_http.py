@@ -10,11 +10,14 @@ import time
 import urllib.error
 import urllib.request
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from bookie_aio.config import BookieConfig
+from client_aio.cli.bookie import _announced
 from tests.support.cli import TIMEOUT_S, Cli, RunningCluster
 
 if TYPE_CHECKING:
@@ -52,6 +55,15 @@ def test_cluster_json_names_an_endpoint_of_each_bookie(running: RunningCluster) 
         assert address.startswith("127.0.0.1:")
         assert get(address, "/healthz")[0] == get(address, "/readyz")[0] == 200
         assert json.loads(get(address, "/api/v1/bookie")[1])["bookie_id"] == bookie_id
+
+
+def test_a_bookie_announces_its_endpoint_as_others_reach_it() -> None:
+    config = BookieConfig(
+        "b1", ("/x",), ("0.0.0.0", 3181), ["b1.example:3181"], allow_remote_without_auth=True
+    )
+    assert _announced(config, "127.0.0.1:9464") == "127.0.0.1:9464"
+    assert _announced(config, "0.0.0.0:9464") == "b1.example:9464"
+    assert _announced(replace(config, listen=("10.0.0.1", 1), advertise=None), "[::]:80") == "10.0.0.1:80"
 
 
 def _shape(value: Any) -> Any:

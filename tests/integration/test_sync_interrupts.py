@@ -86,7 +86,9 @@ def prepare(client):
     return interrupted
 """
 
-# Each runs `add(ledger)` until it is interrupted, at another instruction each time.
+# Each runs `add(ledger)` until it is interrupted, at another instruction each time. The garbage collector may
+# end a task of asyncio's in any thread. asyncio has a weak reference to it, whose callback is Python, and an
+# interrupt that meets the callback is dropped ("Exception ignored in"). So the interrupt comes again then.
 OFTEN = """
 import asyncio, os, random, signal, sys, threading
 import client_aio.sync
@@ -98,17 +100,29 @@ def add(ledger):
 async def others():
     return len(asyncio.all_tasks()) - 1
 
+def interrupt(caught):
+    pause_s = random.uniform(0.005, 0.02)
+    while not caught.wait(pause_s):
+        os.kill(os.getpid(), signal.SIGINT)
+        pause_s = 5.0
+
+# What a dropped interrupt says of itself on standard error is not the client's.
+report = sys.unraisablehook
+sys.unraisablehook = lambda told: told.exc_type is KeyboardInterrupt or report(told)
+
 client = client_aio.sync.connect(sys.argv[1])
 for number in range(80):
     ledger = client.create_ledger(deferred_sync=True)
-    timer = threading.Timer(random.uniform(0.005, 0.02), os.kill, (os.getpid(), signal.SIGINT))
+    caught = threading.Event()
+    interrupter = threading.Thread(target=interrupt, args=(caught,))
     try:
-        timer.start()
+        interrupter.start()
         while True:
             add(ledger)
     except KeyboardInterrupt:
+        caught.set()
         ledger.abort()
-    timer.join()
+    interrupter.join()
 left = asyncio.run_coroutine_threadsafe(others(), loop_thread.get_loop_thread().loop).result()
 print("tasks do not pile up" if left < 20 else f"{{left}} tasks are left")
 with client.create_ledger() as ledger:
