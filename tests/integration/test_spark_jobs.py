@@ -138,13 +138,26 @@ def test_an_export_is_imported_byte_for_byte(spark: SparkSession, bookies: Booki
 def test_no_sweep_takes_what_was_imported_for_left_over(
     spark: SparkSession, bookies: Bookies, tmp_path: Path
 ) -> None:
-    """Ledgers of an application's log say which log they were made for; they are in another one now."""
+    """Ledgers of an application's log say which log they were made for; they are in another one now.
+
+    An import that was killed before it added its ledgers leaves them. The next one is no repetition.
+    """
     records = [b"a", b"b", b"c"]
     bookies.append("of-an-application", records)
     export(spark, bookies.uri, str(tmp_path / "export"), log="of-an-application")
+    (line,) = spark.read.text(str(tmp_path / "export" / "manifest")).collect()
+
+    async def die_before_adding() -> int:
+        job = f"import-{json.loads(line.value)['id']}".encode()
+        tags = {"spark.log": b"imported-from-it", "spark.job": job}
+        async with bookies.client.create_ledger(custom_metadata=tags) as ledger:
+            await ledger.add_entries(records)
+        return ledger.ledger_id
+
+    left = bookies.run(die_before_adding())
     import_(spark, bookies.uri, str(tmp_path / "export"), log="imported-from-it")
     bookies.run(bookies.client.sweep_log_orphans(older_than_s=0))
-    bookies.run(sweep_orphans(bookies.uri, log="imported-from-it", grace_s=0))
+    assert bookies.run(sweep_orphans(bookies.uri, log="imported-from-it", grace_s=0)) == [left]
     assert bookies.records("imported-from-it") == bookies.records("of-an-application") == records
 
 
