@@ -164,7 +164,7 @@ REAL: dict[str, Callable[[Cluster], list[str]]] = {
     "log show": lambda of: [of.log()],
     "log truncate": lambda of: [of.log(), "--before", "0:0"],
     "log delete": lambda of: [of.log()],
-    "log sweep": lambda of: ["--dry-run"],
+    "log sweep": lambda of: [],
     "autorecovery run": lambda of: [],
     "autorecovery status": lambda of: [],
     "autorecovery pause": lambda of: [],

@@ -9,10 +9,10 @@ Owns which calls have a span, and the span's name and attributes. `trace` replac
 client, and on each handle that the client opens from then on. A client that is not traced runs no line of
 this module.
 
-A span's name is the method: `bookie_aio.create_ledger`, `bookie_aio.log.flush`. Attributes are
+A span's name is the method: `bookie.create_ledger`, `bookie.log.flush`. Attributes are
 
-    bookie_aio.ledger_id, bookie_aio.log    of the call's argument, or of the handle
-    bookie_aio.outcome                      of an error: "not done" or "unknown"
+    bookie.ledger_id, bookie.log    of the call's argument, or of the handle
+    bookie.outcome                      of an error: "not done" or "unknown"
 
 Opening a handle is one span, up to the handle. A stream of entries is one span, from its first item on. A
 `close` that flushes has the flush as its child.
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from client_aio.client import Client
 
-_PREFIX = "bookie_aio"
+_PREFIX = "bookie"
 
 CALLS = (
     "delete_ledger", "repair_ledger", "ledger_replicas", "ledger_metadata", "create_log", "truncate_log",
@@ -76,7 +76,7 @@ def trace(client: Client, *, tracer: Tracer | None = None, adds: bool = False) -
     """
     if "_is_traced" in vars(client):
         raise InvalidArgumentError("this client is traced already")
-    spans = _Spans(tracer or get_tracer(_PREFIX), adds=adds)
+    spans = _Spans(tracer or get_tracer("bookie-aio"), adds=adds)
     vars(client)["_is_traced"] = True
     for name in CALLS:
         _replace(client, name, spans.coroutine(name))

@@ -41,7 +41,7 @@ class Kept:
         """Return the spans since the last call by their names, in the order of their ends."""
         spans = self._exporter.get_finished_spans()
         self._exporter.clear()
-        found = {span.name.removeprefix("bookie_aio."): span for span in spans}
+        found = {span.name.removeprefix("bookie."): span for span in spans}
         assert len(found) == len(spans)
         return found
 
@@ -50,7 +50,7 @@ async def test_each_call_is_a_span_with_its_ledger_or_log_and_its_outcome(tmp_pa
     kept = Kept()
     async with Cluster(tmp_path, bookies=3) as cluster, client_aio.connect(cluster.uri) as client:
         tracing.trace(client, tracer=kept.tracer)
-        with kept.tracer.start_as_current_span("bookie_aio.request") as request:
+        with kept.tracer.start_as_current_span("bookie.request") as request:
             writer = await client.create_ledger()
             future = writer.add_entry(b"one")
             await writer.flush()
@@ -59,7 +59,7 @@ async def test_each_call_is_a_span_with_its_ledger_or_log_and_its_outcome(tmp_pa
         ledger_id = writer.ledger_id
         assert list(spans) == ["create_ledger", "ledger.flush", "request"]
         for name in ("create_ledger", "ledger.flush"):
-            assert spans[name].attributes == {"bookie_aio.ledger_id": ledger_id}
+            assert spans[name].attributes == {"bookie.ledger_id": ledger_id}
             assert spans[name].parent.span_id == request.get_span_context().span_id
             assert spans[name].status.status_code is StatusCode.UNSET
 
@@ -68,14 +68,14 @@ async def test_each_call_is_a_span_with_its_ledger_or_log_and_its_outcome(tmp_pa
         assert entries == [b"one"]
         spans = kept.taken()
         assert list(spans) == ["open_ledger", "ledger.read", "ledger.close"]
-        assert spans["ledger.read"].attributes == {"bookie_aio.ledger_id": ledger_id, "bookie_aio.items": 1}
+        assert spans["ledger.read"].attributes == {"bookie.ledger_id": ledger_id, "bookie.items": 1}
 
         writer.add_entry(b"late").add_done_callback(lambda future: future.exception())
         with pytest.raises(LedgerFencedError):
             await writer.flush()
         failed = kept.taken()["ledger.flush"]
         assert failed.status.status_code is StatusCode.ERROR
-        assert failed.attributes["bookie_aio.outcome"] == "unknown"
+        assert failed.attributes["bookie.outcome"] == "unknown"
         assert failed.events[0].attributes["exception.type"].endswith("LedgerFencedError")
         await writer.abort()
 
@@ -86,7 +86,7 @@ async def test_each_call_is_a_span_with_its_ledger_or_log_and_its_outcome(tmp_pa
         await client.delete_log("orders")
         spans = kept.taken()
         assert list(spans) == ["open_log", "log.flush", "log.close", "read_log", "delete_log"]
-        assert all(span.attributes["bookie_aio.log"] == "orders" for span in spans.values())
+        assert all(span.attributes["bookie.log"] == "orders" for span in spans.values())
         with pytest.raises(InvalidArgumentError, match="traced already"):
             tracing.trace(client)
 
