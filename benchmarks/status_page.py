@@ -41,8 +41,9 @@ from benchmarks.processes import Child, start_module
 from bookie_aio.config import BookieConfig
 from bookie_aio.server.bookie import Bookie
 from bookie_aio.storage.disk.disk import RealDisk
+from bookie_aio.storage.engine import StorageConfig
+from bookie_aio.storage.segment.allocator import SpaceLimits
 from metadata.backends.uri import open_store
-from tests.support.smallstorage import SMALL
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -275,6 +276,11 @@ async def photograph(
 
 async def serve_bookies(uri: str, directory: Path, count: int) -> None:
     """Run many bookies in this process until it is ended."""
+    small_storage = StorageConfig(
+        segment_bytes=2 * 1024**2,
+        group_bytes_max=512 * 1024,
+        space=SpaceLimits(reserve_bytes=512 * 1024, spare_bytes_max=4 * 1024**2),
+    )
     async with AsyncExitStack() as stack:
         store = await stack.enter_async_context(await open_store(uri, create=True))
         for number in range(count):
@@ -284,7 +290,7 @@ async def serve_bookies(uri: str, directory: Path, count: int) -> None:
                 directories=(str(directory / name),),
                 listen=("127.0.0.1", 0),
                 rack=f"r{number % 5 + 1}",
-                storage=SMALL(),
+                storage=small_storage,
             )
             await stack.enter_async_context(
                 await Bookie.start(

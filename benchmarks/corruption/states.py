@@ -22,16 +22,12 @@ import random
 import sqlite3
 import sys
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import client_aio
 from benchmarks.processes import Child
-from bookie_aio.storage.engine import StorageConfig
-from bookie_aio.storage.maintenance.compactor import CompactionConfig
-from bookie_aio.storage.segment.allocator import SpaceLimits
-from client_aio.cli import bookie as bookie_commands
 from metadata.ids import TERM_FINAL
+from tests.support.smallstorage import variables
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -46,22 +42,24 @@ STORE = "metadata.db"
 LIVES = 4
 BUSY_STATES = 4
 """Of each life."""
-SMALL = partial(
-    StorageConfig,
-    segment_bytes=SEGMENT_BYTES,
-    group_bytes_max=24 * 1024,
-    space=SpaceLimits(reserve_bytes=SEGMENT_BYTES // 2, spare_bytes_max=3 * SEGMENT_BYTES, retry_s=0.2),
-    compaction=CompactionConfig(pause_s=0.2),
-    live_ledgers_max=6,
-)
+SMALL = {
+    "segment_bytes": SEGMENT_BYTES,
+    "group_bytes_max": 24 * 1024,
+    "space.reserve_bytes": SEGMENT_BYTES // 2,
+    "space.spare_bytes_max": 3 * SEGMENT_BYTES,
+    "space.retry_s": 0.2,
+    "compaction.pause_s": 0.2,
+    "live_ledgers_max": 6,
+}
+"""Keys of [bookie.storage]."""
 ALL_THREE = {"ensemble_size": 3, "write_quorum": 3, "ack_quorum": 3}
 STRIPED = {"ensemble_size": 3, "write_quorum": 2, "ack_quorum": 2}
 _SERVES_WITHIN_S = 60.0
 
 
 def configure() -> None:
-    """Have `bookie serve` in this process use small segments: the command line has no setting for that."""
-    vars(bookie_commands)["StorageConfig"] = SMALL
+    """Have `bookie serve` in this process, and in those that it starts, use small segments."""
+    os.environ.update(variables(SMALL))
 
 
 def arguments_of(directory: Path, name: str, store: Path) -> list[str]:

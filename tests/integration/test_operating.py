@@ -33,7 +33,7 @@ def test_the_commands_of_a_block_are_there_with_their_options(name: str, tmp_pat
     main._add_groups(())
     found = 0
     for match in COMMAND.finditer(text):
-        arguments = shlex.split(match[1].replace("$DATA/b3", str(tmp_path)))
+        arguments = shlex.split(match[1].replace("$DATA/b3", str(tmp_path)).replace("$DATA", str(tmp_path)))
         command: Any = typer.main.get_command(main.app)
         context: Any = None
         while hasattr(command, "commands"):
