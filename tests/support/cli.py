@@ -27,6 +27,8 @@ class Cli:
     def environment(self) -> dict[str, str]:
         """Return the environment of its processes."""
         kept = {key: value for key, value in os.environ.items() if not key.startswith("BOOKIE_AIO")}
+        for size in ("COLUMNS", "LINES"):  # readline sets them in pytest, and its workers inherit them
+            kept.pop(size, None)
         return kept if self.metadata is None else kept | {"BOOKIE_AIO_METADATA": self.metadata}
 
     def start(self, *arguments: str | bytes, **options: Any) -> subprocess.Popen[bytes]:
