@@ -43,8 +43,10 @@ from client_aio.cli.options import (
     LostBookieDelay,
     Placement,
     PlacementOption,
+    address_of,
     command,
     configure_logging,
+    http_address,
     stop_event,
     usage_error,
 )
@@ -159,14 +161,14 @@ async def serve(
     config = BookieConfig(
         bookie_id=check_bookie_id(bookie_id) if bookie_id else await _id_for(disk, paths),
         directories=paths,
-        listen=_address("--listen", listen),
+        listen=address_of("--listen", listen),
         advertise=advertise,
         rack=rack,
         weight=weight,
         allow_remote_without_auth=allow_remote_without_auth,
         sweep_interval_s=sweep_interval,
         accept_older_copy=accept_older_copy,
-        http=None if http is None else _http_address(http),
+        http=None if http is None else http_address(http),
         properties={"version": _release()},
         limits=limits,
         storage=storage,
@@ -397,18 +399,6 @@ async def _id_for(disk: RealDisk, directories: tuple[str, ...]) -> str:
     return f"bookie-{random.SystemRandom().getrandbits(48):012x}"
 
 
-def _address(option: str, value: str) -> tuple[str, int]:
-    try:
-        return split_address(value)
-    except ValueError as error:
-        usage_error(f"{option}: {error}")
-
-
-def _http_address(value: str) -> tuple[str, int]:
-    host, _, port = value.rpartition(":")
-    return _address("--http", value if host else f"127.0.0.1:{port}")
-
-
 def _release() -> str:
     """Return the release that runs, which is announced: `doctor` tells whether releases are mixed."""
     try:
@@ -630,7 +620,7 @@ async def info(
     for address in addresses[:-1]:
         with suppress(BookieUnavailableError):
             return await _show_info(invocation, bookie_id, address)
-    _address("BOOKIE", addresses[-1])
+    address_of("BOOKIE", addresses[-1])
     return await _show_info(invocation, bookie_id, addresses[-1])
 
 

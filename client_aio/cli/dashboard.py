@@ -19,11 +19,11 @@ from client_aio.cli.options import (
     LogLevel,
     command,
     configure_logging,
+    http_address,
     stop_event,
     usage_error,
 )
 from client_aio.config import ClientConfig, tune_gc
-from metadata.access.bookies import split_address
 from metadata.backends.uri import parse_uri
 
 app = typer.Typer(help="Serve the status page of a cluster over HTTP.")
@@ -69,7 +69,7 @@ async def dashboard(
     configure_logging(log_level, as_json=log_json)
     uri = uri or invocation.metadata_uri
     parse_uri(uri)
-    host, port = _address_of(http)
+    host, port = http_address(http)
     if host not in _LOOPBACK and not allow_remote_without_auth:
         usage_error(
             f"--http {http}: the page has no authentication; --allow-remote-without-auth opens it beyond "
@@ -100,11 +100,3 @@ async def dashboard(
                 for task in (observing, stopped):
                     task.cancel()
                 await asyncio.gather(observing, stopped, return_exceptions=True)
-
-
-def _address_of(value: str) -> tuple[str, int]:
-    host, _, port = value.rpartition(":")
-    try:
-        return split_address(value if host else f"127.0.0.1:{port}")
-    except ValueError as error:
-        usage_error(f"--http: {error}")

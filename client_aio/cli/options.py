@@ -40,6 +40,7 @@ from client_aio.config import (
     password_in_file,
     tune_gc,
 )
+from metadata.access.bookies import split_address
 from metadata.errors import InvalidArgumentError
 from metadata.store import MetadataStore
 from metadata.text import escape
@@ -269,6 +270,20 @@ def report(error: Exception, *, debug: bool = False) -> int:
 def usage_error(message: str) -> NoReturn:
     """Raise the error of a command that was called wrongly."""
     raise InvalidArgumentError(message)
+
+
+def address_of(option: str, value: str) -> tuple[str, int]:
+    """Return the host and the port of an option's value."""
+    try:
+        return split_address(value)
+    except ValueError as error:
+        usage_error(f"{option}: {error}")
+
+
+def http_address(value: str) -> tuple[str, int]:
+    """Return the host and the port of --http, which may be a port of 127.0.0.1."""
+    host, _, port = value.rpartition(":")
+    return address_of("--http", value if host else f"127.0.0.1:{port}")
 
 
 LogLevel = Annotated[str, typer.Option(help="debug, info, warning or error.")]

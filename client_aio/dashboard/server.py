@@ -43,7 +43,6 @@ from metadata.ids import LEDGER_ID_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
-    from types import TracebackType
 
     from client_aio.dashboard.model import ClusterModel
     from client_aio.dashboard.observer import Observer
@@ -369,9 +368,7 @@ class DashboardServer:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
 
