@@ -144,6 +144,8 @@ class Simulation:
         self.wiped: set[str] = set()
         self.left: set[str] = set()
         """Bookies that left the cluster in order: their cookies were removed."""
+        self.released: set[str] = set()
+        """Those, and bookies that were told to leave for good. They need not start, and nobody needs them."""
         self.served: set[str] = set()
         """Bookies that have come to serve once: they are formatted."""
         self.is_store_set_back = False

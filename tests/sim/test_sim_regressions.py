@@ -60,6 +60,12 @@ def test_a_table_of_ledgers_is_not_removed_under_the_name_of_an_older_one(profil
     replay(profile, seed)
 
 
+@pytest.mark.parametrize(("profile", "seed"), [("leaving-bookie", 801618)])
+def test_nobody_waits_for_a_bookie_whose_id_has_ended(profile: str, seed: int) -> None:
+    """A check did, whose command was killed behind that order, and before it removed the cookie."""
+    replay(profile, seed, pace=None)
+
+
 @pytest.mark.parametrize(("profile", "seed"), [("racing-closers", 58)])
 def test_a_writer_that_has_closed_its_ledger_does_not_fail(profile: str, seed: int) -> None:
     """A late refusal of an add that had its ack quorum failed it, and it could not be closed again."""

@@ -6,7 +6,7 @@
   is checked in runs in which every client sees the metadata store in time, and nobody repairs by hand.
 - TasksEndWhole: no complete fragment names a bookie whose disk is gone for good when the task that calls it
   lost ends. Tasks of deleted ledgers, and tasks that another one follows, are excepted.
-- NobodyNeedsWhoLeft: when the cookie of a bookie is removed, and ever after, no fragment names the bookie for
+- NobodyNeedsWhoLeft: when the order ends a bookie's id, and ever after, no fragment names the bookie for
   entries that it has acknowledged. A bookie is removed only under an order.
 - CopiesComeBack: once faults are over, every CLOSED ledger gets all its copies back, on bookies that serve.
   No task is left then, and no lock.
@@ -93,6 +93,8 @@ class Watched:
             self._registration(key.rpartition("/")[2], is_there=value is not None)
         elif key == KEY_ORDERS and value is not None:
             for name, order in json.loads(value)["orders"].items():
+                if order["mode"] == REMOVED and self._leaving.get(name) != REMOVED:
+                    self._released(name)
                 self._leaving[name] = order["mode"]
         elif key.startswith(f"{KEY_COOKIES}/") and value is None:
             self._removed(key.rpartition("/")[2])
@@ -103,8 +105,8 @@ class Watched:
             before = self._metadata.pop(ledger_id, None)
             if value is not None:
                 after = self._metadata[ledger_id] = LedgerMetadata.from_json(value)
-                for bookie in self._simulation.left:
-                    self._check_left(bookie, after)
+                for bookie in self._simulation.released:
+                    self._check_released(bookie, after)
                 if before is not None and not after.is_unbounded and before.state is after.state:
                     self._fragments(before, after)
 
@@ -121,17 +123,22 @@ class Watched:
         now = self._history.now()
         return max(self._longest.get(bookie, 0.0), now - self._gone_at.get(bookie, now))
 
+    def _released(self, bookie: str) -> None:
+        """Judge the order that ends a bookie's id: it may refuse to start from here on, though nobody goes on."""
+        self._simulation.released.add(bookie)
+        self._simulation.stats["bookie_released"] += 1
+        for metadata in self._metadata.values():
+            self._check_released(bookie, metadata)
+
     def _removed(self, bookie: str) -> None:
         self._simulation.left.add(bookie)
         self._simulation.stats["bookie_left"] += 1
         self._history.require(
-            self._leaving.get(bookie) == REMOVED, "NobodyNeedsWhoLeft", lambda: f"{bookie} has no such order"
+            bookie in self._simulation.released, "NobodyNeedsWhoLeft", lambda: f"{bookie} has no such order"
         )
-        for metadata in self._metadata.values():
-            self._check_left(bookie, metadata)
 
-    def _check_left(self, bookie: str, metadata: LedgerMetadata) -> None:
-        """Judge a ledger after a bookie has left."""
+    def _check_released(self, bookie: str, metadata: LedgerMetadata) -> None:
+        """Judge a ledger after a bookie was told that nobody needs it."""
         fragments = metadata.fragments
         ends = [one.first_entry for one in fragments[1:]] + [(1 << 62) if metadata.last_entry is None
                                                              else metadata.last_entry + 1]  # fmt: skip

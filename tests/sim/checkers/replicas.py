@@ -50,7 +50,7 @@ class Copies:
         """Check that every bookie comes back that can: a dishonest disk may have lost what a start needs."""
         simulation = self._simulation
         for bookie in simulation.plan.bookies:
-            if bookie not in simulation.wiped | simulation.left and bookie != simulation.dishonest:
+            if bookie not in simulation.wiped | simulation.released and bookie != simulation.dishonest:
                 await self._ask(bookie, ledger_id=0)
 
     async def count(
@@ -109,7 +109,7 @@ class Copies:
         simulation, loop = self._simulation, self._simulation.loop
         if bookie in simulation.wiped or bookie in self._silent:
             return Listing(set(), cannot_tell=True)
-        if bookie in simulation.left:
+        if bookie in simulation.released:
             return Listing(set(), cannot_tell=False)  # It left in order, so nobody needs a copy of its.
         give_up_at = loop.now + SERVES_WITHIN_S
         while True:
