@@ -33,8 +33,9 @@ from bookie_aio.server.connection import Connection
 from bookie_aio.server.dispatcher import Dispatcher, LedgerAuthoriser, PasswordLedgers
 from bookie_aio.server.given_ids import GivenIds
 from bookie_aio.server.registration import StandingOrder
+from bookie_aio.storage.config import StorageConfig
 from bookie_aio.storage.disk.disk import RealDisk
-from bookie_aio.storage.engine import Engine, StorageConfig
+from bookie_aio.storage.engine import Engine
 from bookie_aio.structured_logging import RepeatedWarnings
 from bookie_aio.wire.blocks import encode_block
 from bookie_aio.wire.frames import encode_frame

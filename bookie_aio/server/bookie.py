@@ -35,8 +35,9 @@ from bookie_aio.server.registration import (
     establish_identity,
     fault_of_registration,
 )
+from bookie_aio.storage.config import StorageConfig
 from bookie_aio.storage.data_directory import owner_of
-from bookie_aio.storage.engine import Engine, StorageConfig
+from bookie_aio.storage.engine import Engine
 from bookie_aio.storage.segment.allocator import space_of
 from bookie_aio.structured_logging import RepeatedWarnings, fields
 from bookie_aio.wire.messages import VERSION_MAX, HelloAnswer

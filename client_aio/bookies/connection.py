@@ -21,7 +21,7 @@ import socket
 import struct
 import sys
 import termios
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from bookie_aio.wire.frames import (
@@ -573,23 +573,21 @@ async def list_entries(
     return rows, is_damaged
 
 
-async def list_ledgers(
-    connection: BookieConnection, below: int, timeout_s: float
-) -> AsyncGenerator[int, None]:
-    """Yield the ids below a limit of the ledgers that a bookie holds anything of.
+async def list_ledgers(connection: BookieConnection, below: int, timeout_s: float) -> set[int]:
+    """Return the ids below a limit of the ledgers that a bookie holds anything of.
 
     Raises:
         BookKeeperError: the bookie's failure. ProtocolError: its list does not advance.
     """
+    held: set[int] = set()
     following = 0
     while 0 <= following < below:
         answer, body = await connection.call(ListLedgers(following), ListLedgersAnswer, timeout_s=timeout_s)
-        for (ledger_id,) in struct.iter_unpack("<Q", body):
-            if ledger_id < below:
-                yield ledger_id
+        held.update(ledger_id for (ledger_id,) in struct.iter_unpack("<Q", body) if ledger_id < below)
         if 0 <= answer.next_ledger <= following:
             raise ProtocolError(
                 f"a list of ledgers from {following} on is said to go on at {answer.next_ledger}",
                 bookie_id=connection.bookie_id,
             )
         following = answer.next_ledger
+    return held

@@ -46,7 +46,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import accumulate, chain
 from typing import Generic, NamedTuple, TypeVar
 
@@ -98,29 +97,33 @@ class AddGroup(Generic[Token]):
         self.bytes_held = bytes_held
 
 
-@dataclass(frozen=True, slots=True)
 class Outstanding(Generic[Token]):
     """The entries that a window has dropped: groups that were sent, then entries that were not."""
 
-    groups: Sequence[AddGroup[Token]]
-    unsent: Sequence[bytes]
-    tokens_of_unsent: Sequence[Token]
+    __slots__ = ("_groups", "_tokens_of_unsent", "_unsent")
+
+    def __init__(
+        self, groups: Sequence[AddGroup[Token]], unsent: Sequence[bytes], tokens_of_unsent: Sequence[Token]
+    ) -> None:
+        self._groups = groups
+        self._unsent = unsent
+        self._tokens_of_unsent = tokens_of_unsent
 
     def tokens(self) -> list[Token]:
         """Return the tokens, in entry order."""
-        return [token for group in self.groups for token in group.tokens] + list(self.tokens_of_unsent)
+        return [token for group in self._groups for token in group.tokens] + list(self._tokens_of_unsent)
 
     def entries(self) -> list[tuple[bytes, Token]]:
         """Return payload and token of each entry, in order."""
         payloads = {
             entry_id: bytes(payload)
-            for group in self.groups
+            for group in self._groups
             for batch in group.batches
             for block in (Block.parse(memoryview(batch.block)),)
             for entry_id, payload in zip(block.entry_ids, block.payloads(), strict=True)
         }
         sent = [payloads[entry_id] for entry_id in sorted(payloads)]
-        return list(zip([*sent, *self.unsent], self.tokens(), strict=True))
+        return list(zip([*sent, *self._unsent], self.tokens(), strict=True))
 
 
 class Send(NamedTuple):
@@ -542,7 +545,7 @@ class EntryOrder(Generic[Item]):
         self.following = 0
         self._waiting: dict[int, Item] = {}
 
-    def take(self, entry_id: int, item: Item) -> list[Item]:
+    def take(self, entry_id: object, item: Item) -> list[Item]:
         """Take an entry; returns the entries that this makes contiguous, in order.
 
         Raises:

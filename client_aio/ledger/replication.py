@@ -24,7 +24,6 @@ import asyncio
 import logging
 from bisect import bisect_left
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
@@ -133,14 +132,18 @@ class AddTimes:
         self._length = length
 
 
-@dataclass(slots=True)
 class _Seat:
-    bookie_id: str
-    connection: BookieConnection | None
-    token: bytes | None = field(repr=False)
-    add: PreparedRequest
-    bytes_owed: int = 0
-    failure: BookKeeperError | None = None
+    __slots__ = ("add", "bookie_id", "bytes_owed", "connection", "failure", "token")
+
+    def __init__(
+        self, bookie_id: str, connection: BookieConnection | None, token: bytes | None, add: PreparedRequest
+    ) -> None:
+        self.bookie_id = bookie_id
+        self.connection = connection
+        self.token = token
+        self.add = add
+        self.bytes_owed = 0
+        self.failure: BookKeeperError | None = None
 
 
 class Replicator(Generic[Token]):

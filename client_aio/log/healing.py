@@ -22,7 +22,8 @@ from client_aio.core.log_chain import Listing, is_still_own
 from client_aio.healing import Healing, is_final
 from client_aio.ledger.create import create_ledger
 from client_aio.ledger.futures import Failure
-from client_aio.log.takeover import LogLedger, LogTakeover, discard, is_met
+from client_aio.log.ledger import LogLedger
+from client_aio.log.takeover import LogTakeover, discard, is_met
 from metadata.errors import (
     BookKeeperError,
     LedgerRecoveryError,

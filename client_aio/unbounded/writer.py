@@ -20,11 +20,12 @@ import logging
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from mypy_extensions import mypyc_attr
+
 from bookie_aio.wire.messages import WriteLac
 from client_aio.bookies.connection import BookieConnection
 from client_aio.bookies.ensemble_finder import Sizes
 from client_aio.config import WriteOptions
-from client_aio.context import on_own_loop
 from client_aio.core.healing import OwnTerms
 from client_aio.core.takeover import TermOpening, take_over
 from client_aio.healing import APPEND_TIMEOUT_S, Healing, WriterState, is_final
@@ -57,7 +58,7 @@ _ROLL_RETRY_SHARE = 8
 """A roll that failed is due again after this share of a fragment's bytes: one eighth."""
 
 
-@on_own_loop()
+@mypyc_attr(allow_interpreted_subclasses=True)
 class UnboundedLedgerWriter(LedgerWriter):
     """Adds entries to an unbounded ledger, under a term; made by `Client.open_unbounded_ledger`.
 
@@ -87,6 +88,7 @@ class UnboundedLedgerWriter(LedgerWriter):
 
     async def start(self, connections: Connections) -> None:
         """Seat the bookies of the ensemble; called once, before the first add."""
+        self._context.check_loop()
         await super().start(connections)
         self._healing.watch_ages()
 
@@ -115,6 +117,7 @@ class UnboundedLedgerWriter(LedgerWriter):
 
         A state that lasts only until the consumer comes back is passed over.
         """
+        self._context.check_running_loop()
         return self._healing.states()
 
     @property
@@ -141,6 +144,7 @@ class UnboundedLedgerWriter(LedgerWriter):
             InvalidTransitionError: the metadata have no room for another fragment until some are trimmed.
                 Adding goes on in the last fragment.
         """
+        self._context.check_loop()
         if self._bulk_lock.locked() and self._queued:
             async with self._bulk_lock:  # Entries added before this call wait behind the bulk.
                 pass
@@ -170,6 +174,7 @@ class UnboundedLedgerWriter(LedgerWriter):
             LedgerFencedError, LedgerClosedError: this writer no longer has the ledger.
             MetadataUnavailableError: no definite outcome in time.
         """
+        self._context.check_loop()
         self._check_writes()
         if not isinstance(before_entry, int) or isinstance(before_entry, bool) or before_entry < 0:
             raise InvalidArgumentError(f"{before_entry!r} is no entry id", ledger_id=self.ledger_id)
@@ -202,6 +207,7 @@ class UnboundedLedgerWriter(LedgerWriter):
             LedgerClosedError: `seal` is set, and this writer has left the ledger before.
             OperationTimeoutError: adds have failed, as for `flush`; or bookies were away for too long.
         """
+        self._context.check_loop()
         if self._is_left and seal:
             raise LedgerClosedError(
                 f"ledger {self.ledger_id} has been left: open it again to seal it", ledger_id=self.ledger_id
@@ -244,6 +250,7 @@ class UnboundedLedgerWriter(LedgerWriter):
             OperationTimeoutError: adds have failed after `append_timeout_s` since the last call that raised
                 this. Later adds go on.
         """
+        self._context.check_loop()
         await super().flush()
         loss, self._loss = self._loss, None
         if loss is not None:
@@ -251,6 +258,7 @@ class UnboundedLedgerWriter(LedgerWriter):
 
     async def abort(self) -> None:
         """End at once: outstanding futures fail as *unknown*, and the ledger is left to the next takeover."""
+        self._context.check_loop()
         await super().abort()
         await self._healing.stop()
 

@@ -12,8 +12,8 @@ import pytest
 
 from bookie_aio.metrics import RequestMetrics
 from bookie_aio.server.responder import Responder
+from bookie_aio.storage.config import StorageConfig
 from bookie_aio.storage.disk.disk import Space
-from bookie_aio.storage.engine import StorageConfig
 from bookie_aio.storage.segment.allocator import SpaceLimits
 from bookie_aio.structured_logging import RepeatedWarnings
 from bookie_aio.wire.frames import FRAME_BYTES_MAX, FrameParser
