@@ -247,7 +247,8 @@ class AddHandler:
         async def store() -> int:
             responder = self._responder
             try:
-                self._metrics.entries_repaired += await storing()
+                stored = await storing()
+                self._metrics.entries_repaired += stored  # read behind the await: others count meanwhile
                 responder.acknowledge(peer, Op.ADD, request_id, None)
             except OutdatedBlockError as error:
                 status, held = Status.STALE_METADATA, error.content_term
