@@ -126,7 +126,7 @@ class Watched:
         return max(self._longest.get(bookie, 0.0), now - self._gone_at.get(bookie, now))
 
     def _released(self, bookie: str) -> None:
-        """Judge the order that ends a bookie's id: it may refuse to start from here on, though nobody goes on."""
+        """Judge the order that ends a bookie's id. It may refuse to start from then on."""
         self._simulation.released.add(bookie)
         self._simulation.stats["bookie_released"] += 1
         for metadata in self._metadata.values():
