@@ -49,7 +49,10 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show version, form and interpreter.")
+        bool,
+        typer.Option(
+            "--version", callback=_version, is_eager=True, help="Show version, form and interpreter."
+        ),
     ] = False,
     config: Annotated[
         str | None,

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, cast
 
 from mypy_extensions import mypyc_attr
 
 from client_aio.config import WriteOptions
+from client_aio.ledger.futures import BatchAdd, complete_runs
 from client_aio.ledger.writer import LedgerWriter
 from metadata.errors import LedgerFencedError, LogFencedError, NoSuchLedgerError
 from metadata.model.log import Position
 
 if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from client_aio.context import ClientContext
     from client_aio.core.add_window import AddGroup, Outstanding
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
     from metadata.errors import BookKeeperError
     from metadata.model.ledger import LedgerMetadata
     from metadata.store import Version
+
+
+RecordAdd = asyncio.Future[Position] | BatchAdd[Position]
+"""A record's add, or that of the batch it is in."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -45,7 +50,7 @@ class LogLedger(LedgerWriter):
         on_failed: Callable[[LogLedger, BookKeeperError], None],
     ) -> None:
         super().__init__(context, metadata, version, digest, WriteOptions())
-        self.cut_off: list[tuple[bytes, asyncio.Future[Position]]] = []
+        self.cut_off: list[tuple[bytes, RecordAdd]] = []
         """The records that were outstanding when this ledger failed, in order: those behind the LAC."""
         self._log_name = log_name
         self._on_progress = on_progress
@@ -66,10 +71,10 @@ class LogLedger(LedgerWriter):
         """Add a record; as `add_entry`, but the future returns the record's position."""
         return cast("asyncio.Future[Position]", self.add_entry(data))
 
-    def take(self, data: bytes, future: asyncio.Future[Position]) -> None:
-        """Add a record that was held back, however many bytes are in flight. The ledger has not failed."""
+    def take(self, records: Sequence[bytes], add: RecordAdd) -> None:
+        """Add records of one add, however many bytes are in flight. The ledger has not failed."""
         assert self._failure is None
-        self._window.add(data, cast("asyncio.Future[int]", future))
+        self._window.add_run(records, add)
         self._replicator.schedule_flush()
 
     def lost(self, why: str) -> LogFencedError:
@@ -84,6 +89,10 @@ class LogLedger(LedgerWriter):
 
     def _complete(self, group: AddGroup[Token]) -> None:
         ledger_id, entry_id = self.ledger_id, group.first_entry
+        if group.has_runs:
+            complete_runs(group.tokens, entry_id, lambda each: Position(ledger_id, each))
+            self._on_progress(self)
+            return
         for future in cast("list[asyncio.Future[Position] | None]", group.tokens):
             if future is not None and not future.done():
                 future.set_result(Position(ledger_id, entry_id))
@@ -98,4 +107,4 @@ class LogLedger(LedgerWriter):
             self._on_failed(self, error)
 
     def _keep_dropped(self, dropped: Outstanding[Token]) -> None:
-        self.cut_off = cast("list[tuple[bytes, asyncio.Future[Position]]]", dropped.entries())
+        self.cut_off = cast("list[tuple[bytes, RecordAdd]]", dropped.entries())

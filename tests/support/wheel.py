@@ -19,9 +19,12 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from benchmarks.processes import ROOT
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 BUILD = ROOT / "build" / "compiled"
 PACKAGES = ("metadata", "bookie_aio", "client_aio")
