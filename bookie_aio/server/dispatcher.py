@@ -366,10 +366,13 @@ class Dispatcher:
         """
         request_id, auth, request = self._decoder.decode(packed)
         if type(request) not in self._handlers:
-            if isinstance(request, Adds | WriteLacs) and peer.version >= VERSION_MANY and auth is None:
-                self._handle_many(peer, request_id, request, body)
-                return request.count
-            raise MalformedFrameError(f"{type(request).__name__} in version {peer.version}, or out of place")
+            if not isinstance(request, Adds | WriteLacs):
+                raise MalformedFrameError(f"{type(request).__name__} after the handshake")
+            if peer.version < VERSION_MANY or auth is not None:
+                what = f"version {peer.version}" if auth is None else "a frame with a token beside its rows"
+                raise MalformedFrameError(f"{type(request).__name__} in {what}")
+            self._handle_many(peer, request_id, request, body)
+            return request.count
         op = request.op
         self.metrics.requests[op] += 1
         if body and op not in _WITH_BODY:

@@ -49,6 +49,7 @@ from bookie_aio.wire.messages import (
     Adds,
     Done,
     Op,
+    PreparedRequest,
     WriteLac,
     WriteLacs,
     encode_answer,
@@ -95,6 +96,37 @@ def encode_adds(request_id: int, adds: Sequence[tuple[Add, bytes | None, Buffer]
     parts += [auth for _, auth, _ in adds if auth]
     parts += [block for _, _, block in adds]
     return [encode_frame(encode_request(Adds(len(adds)), request_id), sum(map(len, parts))), *parts]
+
+
+Held = tuple[PreparedRequest, int, bytes]
+"""An ADD that is to be sent: the request, its id, and its block."""
+
+
+def frames_of_adds(held: Sequence[Held], bytes_max: int) -> list[Buffer]:
+    """Return the buffers of the frames that carry these ADDs, in their order.
+
+    Neighbours share a frame, as long as their blocks have up to `bytes_max` bytes together. Others, and all
+    of them if that is 0, get a frame of their own: an ADD.
+    """
+    buffers: list[Buffer] = []
+    first = 0
+    while first < len(held):
+        request, request_id, block = held[first]
+        size, end = len(block), first + 1
+        room = bytes_max - size
+        while end < len(held) and end - first < MANY_MAX:
+            _, next_id, block = held[end]
+            room -= len(block)
+            if room < 0 or next_id != request_id + end - first:  # the ids begin again at 0
+                break
+            end += 1
+        if end == first + 1:
+            buffers += (request.frame_head(request_id, size), held[first][2])
+        else:
+            adds = [(prepared.request, prepared.auth, block) for prepared, _, block in held[first:end]]
+            buffers += encode_adds(request_id, adds)
+        first = end
+    return buffers
 
 
 def parse_adds(request_id: int, count: int, body: memoryview) -> list[ManyAdd]:

@@ -15,6 +15,7 @@ from bookie_aio.wire.many import (
     encode_adds,
     encode_done,
     encode_write_lacs,
+    frames_of_adds,
     parse_adds,
     parse_done,
     parse_write_lacs,
@@ -28,6 +29,7 @@ from bookie_aio.wire.messages import (
     Done,
     Message,
     Op,
+    PreparedRequest,
     WriteLac,
     WriteLacs,
     decode_answer,
@@ -78,6 +80,47 @@ def test_adds_round_trip(first: int, given_: list[tuple[Add, bytes | None, bytes
     assert [(one.request, one.auth, bytes(one.block)) for one in found] == given_
     assert [one.request_id for one in found] == [first + index for index in range(len(given_))]
     assert [body[one.start : one.start + len(one.block)] for one in found] == [one.block for one in found]
+
+
+@given(
+    st.lists(
+        st.tuples(st.builds(Add, ledgers, terms, st.integers(0, 7)), tokens, st.integers(0, 300)), max_size=40
+    ),
+    st.sampled_from([0, 100, 500, 10_000]),
+    st.sampled_from([0, ALIVE_ID - 5, ALIVE_ID - 1]),
+)
+def test_adds_that_leave_together_keep_order_ids_and_bounds(
+    drawn: list[tuple[Add, bytes | None, int]], bytes_max: int, first: int
+) -> None:
+    held = [
+        (PreparedRequest(request, auth), (first + index) % ALIVE_ID, bytes([index]) * size)
+        for index, (request, auth, size) in enumerate(drawn)
+    ]
+    parser = FrameParser(FRAME_BYTES_MAX)
+    parser.feed(b"".join(frames_of_adds(held, bytes_max)))
+    found: list[tuple[int, bytes | None, Message, bytes]] = []
+    for header, body in parser.frames():
+        request_id, auth, request = decode_request(header)
+        if isinstance(request, Adds):
+            many = parse_adds(request_id, request.count, body)
+            assert len(many) > 1
+            assert sum(len(one.block) for one in many) <= bytes_max
+            found += [(one.request_id, one.auth, one.request, bytes(one.block)) for one in many]
+        else:
+            found.append((request_id, auth, request, bytes(body)))
+    assert found == [(request_id, one.auth, one.request, block) for one, request_id, block in held]
+
+
+def test_a_frame_of_adds_has_no_more_than_its_limit() -> None:
+    held = [(PreparedRequest(Add(n, 0, 0)), n, b"x") for n in range(2 * MANY_MAX + 1)]
+    parser = FrameParser(FRAME_BYTES_MAX)
+    parser.feed(b"".join(frames_of_adds(held, 10**6)))
+    counts = [
+        request.count
+        for header, _ in parser.frames()
+        if isinstance(request := decode_request(header)[2], Adds)
+    ]
+    assert counts == [MANY_MAX, MANY_MAX]
 
 
 @given(first_ids, st.lists(write_lacs, min_size=1, max_size=20))
