@@ -72,6 +72,13 @@ class Peer(Protocol):
     def go_on_after(self, future: asyncio.Future[Any], go_on: Callable[[], None]) -> None:
         """Go on with the present request once the future is done, and handle no other before that."""
 
+    @property
+    def is_waiting(self) -> bool:
+        """Return whether the present request waits (`go_on_after`)."""
+
+    def go_on_behind(self, go_on: Callable[[], None]) -> None:
+        """Call `go_on` behind the present request, and handle no other before that."""
+
     def fail(self, reason: str) -> None:
         """Close the connection because of the peer's fault, once the answers queued so far have left."""
 

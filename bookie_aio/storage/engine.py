@@ -48,12 +48,14 @@ if TYPE_CHECKING:
     from bookie_aio.storage.journal import Group
     from bookie_aio.storage.read.reader import ListedRun
     from bookie_aio.storage.segment.segment import Segment
-    from bookie_aio.wire.blocks import Block, LacStatement
+    from bookie_aio.wire.blocks import Block, Buffer, LacStatement
 
 __all__ = ["Done", "Engine", "ReadResult"]
 
 _FENCE_SHARE = 8
 """One part in this many of the reserve is kept for fences; recovery adds may use all other parts."""
+_RECORD_BYTES_MAX = 1024 * 1024
+_RECORD_SHARE = 16
 _ROOM_BYTES_MIN = 4096
 """Room for fences in the first segment on a full disk, behind the records that the last run left."""
 
@@ -298,6 +300,7 @@ class Engine:
         for record in tail:
             event = record.event
             assert event is not None
+            assert not isinstance(event, list)
             if isinstance(event, Change) and event.is_for_all:
                 self._ledgers.accept_for_all()
                 self._journal.append(record)
@@ -388,6 +391,38 @@ class Engine:
                 raise DiskFullError("no space left for ordinary adds")
             self._check_room(size, self._config.space.reserve_bytes // _FENCE_SHARE)
         self._append_block(block, done, size, 0 if states_lac else form.STATES_NOTHING)
+
+    def append_blocks(self, blocks: list[Block], body: Buffer, done: Done) -> None:
+        """Accept ordinary blocks, of many ledgers perhaps, as one record; all or none of them are accepted.
+
+        Args:
+            blocks: whole blocks that `check_fits` has passed, in their order. The list is kept.
+            body: their bytes, one after another. Kept until they are durable, and written without a copy.
+            done: called once, when all of them are durable and indexed, or none will be.
+
+        Raises:
+            DiskFullError: no space for ordinary adds.
+        """
+        if not self._health.has_room:
+            raise DiskFullError("no space left for ordinary adds")
+        self._ledgers.accept_blocks(blocks)
+        for watch in self.add_watches:
+            for block in blocks:
+                watch.note(block)
+        row = b"".join(map(form.block_row, blocks))
+        self._journal.append(Record(row, body, blocks, done, len(row) + len(body)))
+
+    def check_fits(self, block: Block) -> None:
+        """Raise EntryTooLargeError where a block does not fit into a segment."""
+        self._size_of(block)
+
+    @property
+    def record_bytes_max(self) -> int:
+        """Return the size from which on a record takes no further block.
+
+        A record is never cut, so a large one would leave much of a segment unused.
+        """
+        return min(_RECORD_BYTES_MAX, self._config.segment_bytes // _RECORD_SHARE)
 
     def append_copy(self, block: Block, done: Done) -> None:
         """Accept a copy of a stored block whose segment is to be given up.
@@ -487,13 +522,13 @@ class Engine:
 
     def _index_group(self, group: Group) -> None:
         """Index a durable group, and call its `Done`s."""
-        reductions = self._ledgers.reductions
+        reductions, indexed = self._ledgers.reductions, self._ledgers.indexed
         touched = self._ledgers.index(group)
         if self._ledgers.reductions != reductions:
             self._compactor.notice()
         metrics = self._metrics
         metrics.count_group(
-            len(group.records),
+            self._ledgers.indexed - indexed,
             group.size,
             queued_s=group.started_at - group.queued_at,
             committed_s=group.durable_at - group.started_at,
@@ -513,7 +548,7 @@ class Engine:
                 asyncio.get_running_loop().call_exception_handler(context)
 
     def _drop(self, records: Sequence[Record], error: StorageError) -> None:
-        self._ledgers.count_dropped(sum(record.event is not None for record in records))
+        self._ledgers.count_dropped(sum(record.events for record in records))
         if isinstance(error, DiskFullError):
             for record in records:
                 if isinstance(record.event, Change):

@@ -363,7 +363,7 @@ class Replicator(Generic[Token]):
                 self._fail(index, epoch, error)
                 continue
             told = partial(self._told, index, epoch)
-            seat.connection.request(message, told, timeout_s=self._config.add_timeout_s, auth=seat.token)
+            seat.connection.tell_lac(message, told, self._config.add_timeout_s, seat.token)
 
     def _told(self, index: int, epoch: int, outcome: Outcome, body: memoryview) -> None:
         if isinstance(outcome, BookKeeperError):  # No answer.
