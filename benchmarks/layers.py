@@ -46,9 +46,9 @@ from bookie_aio.wire.messages import (
     Add,
     Hello,
     HelloAnswer,
-    PreparedRequest,
     encode_request,
 )
+from bookie_aio.wire.prepared import PreparedRequest
 from client_aio.bookies.connection import BookieConnection
 from client_aio.bookies.pool import BookieDirectory, BookiePool
 from client_aio.config import ClientConfig, WriteOptions

@@ -49,12 +49,12 @@ from bookie_aio.wire.messages import (
     Adds,
     Done,
     Op,
-    PreparedRequest,
     WriteLac,
     WriteLacs,
     encode_answer,
     encode_request,
 )
+from bookie_aio.wire.prepared import PreparedRequest
 from metadata.errors import MalformedFrameError
 from metadata.ids import ENTRY_ID_MAX, LEDGER_ID_MAX, NO_ENTRY, TERM_FINAL
 

@@ -51,7 +51,6 @@ from bookie_aio.wire.messages import (
     Message,
     Op,
     Ping,
-    PreparedRequest,
     Status,
     WriteLac,
     decode_answer,
@@ -85,6 +84,7 @@ from metadata.transports import GatheringWrite, gathering_write
 if TYPE_CHECKING:
     from bookie_aio.wire.blocks import Buffer
     from bookie_aio.wire.many import Held
+    from bookie_aio.wire.prepared import PreparedRequest
 
 logger = logging.getLogger(__name__)
 

@@ -34,10 +34,10 @@ from bookie_aio.wire.messages import (
     Failure,
     Force,
     Message,
-    PreparedRequest,
     Status,
     WriteLac,
 )
+from bookie_aio.wire.prepared import PreparedRequest
 from client_aio.bookies.connection import BookieConnection, Outcome, error_of
 from client_aio.core.add_window import AddWindow
 from client_aio.core.ensemble_change import EnsembleChangeMachine
