@@ -21,7 +21,10 @@ def extensions() -> list[Extension]:
     modules: list[str] = SETTINGS["tool"]["bookie-aio"]["compiled-modules"]
     sources = [f"{name.replace('.', '/')}.py" for name in modules]
     return mypycify(
-        ["--no-error-summary", *sources], debug_level="0", target_dir="build/mypyc", group_name="bookie_aio"
+        ["--ignore-missing-imports", *sources],
+        debug_level="0",
+        target_dir="build/mypyc",
+        group_name="bookie_aio",
     )
 
 

@@ -48,7 +48,6 @@ ADDS = 40
 INTERPRETED = {
     "bookie_aio.server.bookie": "one call for each group of the journal",
     "bookie_aio.storage.disk.disk": "the seam to the disk, which tests and the simulator replace",
-    "bookie_aio.wire.messages": "dataclasses, whose constants of the class mypyc makes fields of",
     "client_aio.core.log_chain": "settings, whose source documents them; two calls for each record",
     "client_aio.log.roller": "one call for each record",
 }

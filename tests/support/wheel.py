@@ -1,6 +1,7 @@
 """`python -m tests.support.wheel`: the tests, on the compiled wheel.
 
 python -m tests.support.wheel                      units of what is compiled, integration, 200 seeds
+python -m tests.support.wheel --build              only the wheel, if a source has changed
 python -m tests.support.wheel --quick              what `.ci/run` takes the time for
 python -m tests.support.wheel tests/cli -x         these tests, with these options of pytest, and no seeds
 
@@ -147,10 +148,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tests.support.wheel", description=__doc__.splitlines()[0]
     )
+    parser.add_argument("--build", action="store_true", help="only build the wheel, if a source has changed")
     parser.add_argument("--quick", action="store_true", help="fewer tests, and 20 seeds")
     parser.add_argument("--seeds", type=int, help="how many seeds run in both forms")
     arguments, of_pytest = parser.parse_known_args()
-    python, tree = install(build()), copy()
+    wheel = build()
+    if arguments.build:
+        return 0
+    python, tree = install(wheel), copy()
     selected = of_pytest or list(QUICK if arguments.quick else FULL)
     command = [python, "-m", "pytest", "-q", "-n", "2", "--dist", "loadgroup", "-p", "no:cacheprovider"]
     failed = subprocess.run([*command, *selected], cwd=tree, check=False).returncode != 0
