@@ -62,7 +62,9 @@ class WaitingAdds:
         self._queue: AddQueue[Any] = AddQueue(max_in_flight_bytes)
         self._has_turn = False  # a bulk
         self._passed = EntryWaiters()
+        self._moved = asyncio.Event()
         self._task: OwnedTask | None = None
+        self._error: BookKeeperError | None = None  # which dropped adds though the writer went on
 
     def __bool__(self) -> bool:
         """Return whether entries wait. The place of a bulk is none: it may never add one."""
@@ -83,9 +85,21 @@ class WaitingAdds:
         self._go_on()
 
     async def passed(self) -> None:
-        """Wait until all adds that wait now have been taken, or dropped."""
+        """Wait until all adds that wait now have been taken, or dropped.
+
+        Raises:
+            BookKeeperError: adds were dropped for want of room since the last call that raised this.
+        """
         if self:
             await self._passed.wait_for(self._queue.queued)
+        error, self._error = self._error, None
+        if error is not None:
+            raise error.with_traceback(None)
+
+    async def moved(self) -> None:
+        """Wait until some of what waits has been taken or dropped."""
+        self._moved.clear()
+        await self._moved.wait()
 
     @asynccontextmanager
     async def turn(self) -> AsyncGenerator[None, None]:
@@ -117,8 +131,12 @@ class WaitingAdds:
     def give_up(self) -> list[AnyAdd]:
         """Drop all that wait, none of which has been sent; returns the adds, in their order."""
         dropped = self._queue.give_up()
-        self._passed.reached(self._queue.taken)
+        self._note_taken()
         return dropped
+
+    def _note_taken(self) -> None:
+        self._passed.reached(self._queue.taken)
+        self._moved.set()
 
     def _go_on(self) -> None:
         self.is_busy = self._has_turn or bool(self._queue)
@@ -139,13 +157,15 @@ class WaitingAdds:
             try:
                 await taker._make_room()
             except BookKeeperError as error:
-                fail_all(self.give_up(), error)
+                if dropped := self.give_up():
+                    self._error = error
+                    fail_all(dropped, error)
                 continue
             for payloads, add in queue.take():
                 if isinstance(add, BatchAdd):
                     add.is_sent = True  # What is left of it may be given up before the writer fails.
                 taker._take_run(payloads, add)
-            self._passed.reached(queue.taken)
+            self._note_taken()
             taker._send()
             await asyncio.sleep(0)
         self._go_on()

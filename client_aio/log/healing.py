@@ -225,6 +225,11 @@ class HealedLog(OpenedLog, Protocol):
         """Return the ledger that records go to, or that has failed."""
         ...
 
+    @property
+    def bytes_in_flight(self) -> int:
+        """Return the bytes of all records that are not acknowledged yet."""
+        ...
+
     async def withdraw(self) -> None:
         """Take no further step to another ledger; returns when none is under way."""
 
@@ -326,25 +331,34 @@ class Healer:
         if not self.is_holding:
             self._log.current._send()
 
-    async def _make_room(self) -> None:
-        await self.drain(lambda: self._log.current.bytes_in_flight + self.backlog.bytes_held)
-
     def _all_taken(self) -> None:
         """Note nothing: the log's writer asks `waiting` itself."""
 
-    async def drain(self, bytes_held: Callable[[], int]) -> None:
-        """Wait until so many bytes are at most `max_in_flight_bytes`.
+    async def drain(self) -> None:
+        """Wait until at most `max_in_flight_bytes` are in flight, of the records that wait, too.
+
+        Raises as `_make_room`.
+        """
+        while self.waiting and self._log.bytes_in_flight > self._context.config.max_in_flight_bytes:
+            self._context.check_loop()
+            await self.waiting.moved()
+        await self._make_room()
+
+    async def _make_room(self) -> None:
+        """Wait until at most `max_in_flight_bytes` of the records that do not wait are in flight.
 
         Raises:
             BookKeeperError: the failure that ended the writer; or an error of `LedgerWriter.drain` after
                 which the ledger goes on.
         """
-        while self.failure is None and bytes_held() > self._context.config.max_in_flight_bytes:
-            self._context.check_loop()
+        limit = self._context.config.max_in_flight_bytes
+        while self.failure is None:
+            ledger = self._log.current
+            if ledger.bytes_in_flight + self.backlog.bytes_held <= limit:
+                break
             if self.is_holding:
                 await self.switched()
                 continue
-            ledger = self._log.current
             try:
                 await ledger.drain()
             except BookKeeperError:

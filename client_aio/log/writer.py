@@ -270,7 +270,7 @@ class LogWriter(ClosesOnExit):
             BookKeeperError: the failure that ended the writer.
             NotEnoughBookiesError: with guaranteed write quorum, as `LedgerWriter.drain`.
         """
-        await self._healer.drain(lambda: self.bytes_in_flight)
+        await self._healer.drain()
 
     async def flush(self) -> None:
         """Wait until all records appended so far are acknowledged.
