@@ -90,8 +90,8 @@ class Change(NamedTuple):
 class Record(NamedTuple):
     """One record on its way to the disk. A barrier has an empty row and no event.
 
-    A list stands for the blocks of many ledgers, which become durable together: `row` has a row of each, and
-    `body` their bytes one after another. They are in one group, so they are all there after a crash, or none.
+    A list stands for the blocks of many ledgers, which become durable together. `row` has a row of each, and
+    `body` their bytes, one after another. They are in one group, so a crash leaves all of them or none.
     """
 
     row: bytes

@@ -4,9 +4,9 @@
     body     count rows, then the tokens of all of them, then the rest of all of them, without gaps
 
 The request at index i has the id `request_id` + i. It is an ADD, or a WRITE_LAC, as if it had come in a frame
-of its own: it is judged by itself, refused by itself with the answer of that operation, and acknowledged by
-itself. Only the acknowledgements share frames again: an answer to ADDS or WRITE_LACS lists, in its body, the
-ids of requests that are done. One frame of requests may have several such answers.
+of its own. Each is judged by itself, and refused by itself, with the answer of that operation. Only the
+acknowledgements share frames again: an answer to ADDS or WRITE_LACS lists, in its body, the ids of requests
+that are done. One frame of requests may have several such answers.
 
 A row of ADDS has 24 bytes, little-endian:
 

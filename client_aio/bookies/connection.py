@@ -99,7 +99,7 @@ _HELD_BYTES_MAX = 32 * 1024
 _SMALL_BLOCK_BYTES = 4 * 1024
 """Blocks of less than this on average are held for a fuller ADDS."""
 _HELD_SMALL_BYTES_MAX = 256 * 1024
-_MANY_BYTES_MAX = 512 * 1024
+MANY_BYTES_MAX = 512 * 1024
 """The most bytes of blocks in an ADDS."""
 _MANY_ROWS_BYTES = 32 * 1024
 """Room in a frame for the header, the rows and the tokens of an ADDS."""
@@ -474,7 +474,7 @@ class BookieConnection(asyncio.BufferedProtocol):
         self.version = answer.version
         self.nonce = answer.nonce
         if self.version >= VERSION_MANY:
-            self._many_bytes_max = max(0, min(_MANY_BYTES_MAX, answer.frame_bytes_max - _MANY_ROWS_BYTES))
+            self._many_bytes_max = max(0, min(MANY_BYTES_MAX, answer.frame_bytes_max - _MANY_ROWS_BYTES))
         self._parser.frame_bytes_max = (
             max(FRAME_BYTES_MAX, answer.frame_bytes_max) + HANDSHAKE_FRAME_BYTES_MAX
         )

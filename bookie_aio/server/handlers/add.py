@@ -15,9 +15,9 @@ The ADDs of an ADDS are judged one after another, by the same code as an ADD tha
 Ordinary and deferred blocks that may be stored are *gathered*. `flush` appends them as one record, in the
 same synchronous step as their verdicts. One answer acknowledges the ordinary blocks of a record, by name.
 
-Invariant (rules 3 and 7): a gathered block is appended before anything that an ADD behind it leads to: a
-higher term, a block of another kind, the task of a repair, or a refusal that waits for the disk. So blocks of
-one ledger keep their order, and each is appended under the term that it was judged by.
+Invariant (rules 3 and 7): a gathered block is appended before anything that an ADD behind it leads to. That
+may be a higher term, a block of another kind, the task of a repair, or a refusal that waits for the disk. So
+blocks of one ledger keep their order, and each is appended under the term that it was judged by.
 """
 
 from __future__ import annotations
