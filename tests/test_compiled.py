@@ -46,6 +46,7 @@ of_sources = pytest.mark.skipif(IS_COMPILED, reason="the profiler does not see c
 
 ADDS = 40
 INTERPRETED = {
+    "bookie_aio.metrics": "one call for each group of the journal",
     "bookie_aio.server.bookie": "one call for each group of the journal",
     "bookie_aio.storage.disk.disk": "the seam to the disk, which tests and the simulator replace",
     "client_aio.core.log_chain": "settings, whose source documents them; two calls for each record",

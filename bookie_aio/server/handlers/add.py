@@ -169,7 +169,7 @@ class AddHandler:
 
         `frame` is the body of the ADDS. Raises as `add`. `flush` must follow in the same synchronous step.
         """
-        request_id, _, request, body, start = add
+        request_id, request, body, start = add.request_id, add.request, add.block, add.start
         if request.flags & _KEPT and len(body) * _KEPT_TIMES_MAX < len(frame):
             body = memoryview(bytes(body))  # kept by itself, and counted with its own bytes
         block = self._judge(peer, request_id, request, body, has_token=has_token)

@@ -212,6 +212,7 @@ async def test_a_failed_write_is_the_end_and_acknowledges_nothing(bookies: Booki
     assert (await again.call(Ping())).status is Status.OK
 
 
+@pytest.mark.pure
 @pytest.mark.parametrize(
     ("is_of_space", "status"), [(True, Status.READ_ONLY), (False, Status.INTERNAL_ERROR)]
 )
