@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from mypy_extensions import mypyc_attr
 
@@ -69,21 +69,32 @@ class UnboundedLedgerWriter(LedgerWriter):
 
     def __init__(
         self,
-        *args: Any,
+        context: ClientContext,
+        metadata: LedgerMetadata,
+        version: Version,
+        digest: Digest,
+        options: WriteOptions,
+        *,
+        term: int,
+        last_entry: int,
+        length: int,
         fragment_bytes: int = FRAGMENT_BYTES,
         append_timeout_s: float | None = APPEND_TIMEOUT_S,
-        **options: Any,
     ) -> None:
         self._fragment_bytes = fragment_bytes
         self._loss: Failure | None = None  # of adds that were given up; not raised by `flush` yet
         self._is_left = False
-        super().__init__(*args, **options)
+        super().__init__(
+            context, metadata, version, digest, options, term=term, last_entry=last_entry, length=length
+        )
         self._own_terms = OwnTerms(self._term)
         what = f"unbounded ledger {self.ledger_id}"
         self._healing = Healing(self._context, what, self, append_timeout_s)
 
-    def _attach(self, *args: Any, **options: Any) -> None:
-        super()._attach(*args, **options)
+    def _attach(
+        self, metadata: LedgerMetadata, version: Version, *, term: int, last_entry: int, length: int
+    ) -> None:
+        super()._attach(metadata, version, term=term, last_entry=last_entry, length=length)
         self._roll_at = self._window.length_confirmed + self._fragment_bytes
 
     async def start(self, connections: Connections) -> None:

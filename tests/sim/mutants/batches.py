@@ -61,8 +61,10 @@ MUTANTS = [
         _WRITERS,
     ),
     Mutant(
-        359, "a flush does not wait for the adds that wait for room",
-        (Edit("client_aio.ledger.waiting_adds:WaitingAdds.passed", "if self:", "if False:"),),
+        359, "a flush waits for the first of the adds that wait for room",
+        (Edit("client_aio.ledger.waiting_adds:WaitingAdds.passed",
+              "self._passed.wait_for(self._queue.queued)",
+              "self._passed.wait_for(self._queue.taken + 1)"),),
         _WRITERS,
     ),
 ]  # fmt: skip
