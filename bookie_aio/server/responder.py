@@ -46,7 +46,7 @@ class Peer(Protocol):
     arrived_at: float
     """The same by the bookie's clock, for the metrics."""
     again: deque[Callable[[], None]]
-    """What goes on with the present request, where it waits (`go_on_after`), and then with those behind it."""
+    """Called in turn before the next frame: to go on with a request that waits, then with those behind it."""
 
     def __hash__(self) -> int: ...
 
