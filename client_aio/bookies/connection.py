@@ -487,6 +487,10 @@ class BookieConnection(asyncio.BufferedProtocol):
         if self._is_greeted and self._liveness.begun(now) is Verdict.PING:
             self._ping(now)
 
+    @property
+    def _is_watched(self) -> bool:
+        return self._watch is not None  # Read anew: mypy holds it for None after `self._watch = None`.
+
     def _look_later(self, now: float) -> None:
         """Set the timer of the next look; there are outstanding requests."""
         waiting_since = next(iter(self._requests.values()))[1]
@@ -545,10 +549,10 @@ class BookieConnection(asyncio.BufferedProtocol):
             self._overdue.add(key)
             self._adds_sent -= op == _ADD
             on_answer(error, NO_BODY)
-        if self.error is None and self._requests:
+        if self.is_open and self._requests:
             if verdict is Verdict.PING and self._is_greeted:
                 self._ping(now)
-            if self._watch is None:
+            if not self._is_watched:
                 self._look_later(now)
 
     def _end(self, error: BookKeeperError) -> None:
