@@ -33,7 +33,7 @@ class BatchAdd(Generic[Place]):
     of them have been acknowledged. A place is an entry id, or a position in a log.
 
     Attributes:
-        future: done when the last entry is acknowledged, and so are all before it (rule 1).
+        future: it is done when the last entry is acknowledged, and so are all before it (rule 1).
         is_sent: some entry may be at a bookie, now or later.
     """
 

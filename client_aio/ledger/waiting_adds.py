@@ -1,8 +1,8 @@
 """Adds that wait in front of a writer: for room in its window, or for the end of a bulk before them.
 
 Large batches (`add_batch`) and bulks (`add_entries`) bring more than a window holds. They are taken piece by
-piece. Whatever is added meanwhile waits behind them, so that nothing overtakes: entries get their ids in the
-order of the calls.
+piece. All adds made meanwhile wait behind them, so that nothing overtakes: entries get their ids in the order
+of the calls.
 
 Owns the task that takes what waits, and the turn of a bulk. `client_aio.core.add_window.AddQueue` owns the
 order and the size of the pieces. Does not own the window, nor what a failure does: that calls `give_up`.
@@ -24,40 +24,37 @@ from metadata.errors import BackpressureError, BookKeeperError, EntryTooLargeErr
 from metadata.owned_task import OwnedTask
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Awaitable, Callable
 
     from client_aio.ledger.futures import AnyAdd
 
 HARD_LIMIT_FACTOR = 4
 
 
-class AddTaker(Protocol):
-    """The writer, as its waiting adds see it. The methods are private, since a writer is a public handle."""
-
-    def _take_run(self, payloads: Sequence[bytes], add: Any) -> None:
-        """Take entries of one add behind all that were taken before."""
-
-    def _send(self) -> None:
-        """Send what was taken."""
-
-    async def _make_room(self) -> None:
-        """Return when at most `max_in_flight_bytes` of taken entries are in flight.
-
-        Raises:
-            BookKeeperError: the writer has failed; or there will be no room, though it goes on.
-        """
-
-    def _all_taken(self) -> None:
-        """Note that no add waits any more."""
-
-
 class WaitingAdds:
-    """The adds of one writer that wait, in their order."""
+    """The adds of one writer that wait, in their order.
 
-    def __init__(self, taker: AddTaker, max_in_flight_bytes: int, name: str) -> None:
-        """`name` is that of the task."""
+    Args:
+        take: takes entries of one add behind all that were taken before.
+        send: sends what was taken.
+        make_room: returns when at most `max_in_flight_bytes` of taken entries are in flight. Raises a
+            BookKeeperError where the writer has failed, or where there will be no room though it goes on.
+        on_idle: called when no add waits any more.
+        name: that of the task.
+    """
+
+    def __init__(
+        self,
+        take: Callable[[Sequence[bytes], Any], None],
+        send: Callable[[], None],
+        make_room: Callable[[], Awaitable[None]],
+        on_idle: Callable[[], None],
+        max_in_flight_bytes: int,
+        name: str,
+    ) -> None:
         self.is_busy = False
-        self._taker = taker
+        self._take, self._send = take, send
+        self._make_room, self._on_idle = make_room, on_idle
         self._name = name
         self._queue: AddQueue[Any] = AddQueue(max_in_flight_bytes)
         self._has_turn = False  # a bulk
@@ -141,12 +138,12 @@ class WaitingAdds:
     def _go_on(self) -> None:
         self.is_busy = self._has_turn or bool(self._queue)
         if not self.is_busy:
-            self._taker._all_taken()
+            self._on_idle()
         elif not self._has_turn and (self._task is None or self._task.done()):
             self._task = OwnedTask(self._run, self._name)
 
     async def _run(self) -> None:
-        queue, taker = self._queue, self._taker
+        queue = self._queue
         while queue and not self._has_turn:
             granted = queue.take_place()
             if granted is not None:
@@ -155,7 +152,7 @@ class WaitingAdds:
                     granted.set_result(None)
                 continue
             try:
-                await taker._make_room()
+                await self._make_room()
             except BookKeeperError as error:
                 if dropped := self.give_up():
                     self._error = error
@@ -164,9 +161,9 @@ class WaitingAdds:
             for payloads, add in queue.take():
                 if isinstance(add, BatchAdd):
                     add.is_sent = True  # What is left of it may be given up before the writer fails.
-                taker._take_run(payloads, add)
+                self._take(payloads, add)
             self._note_taken()
-            taker._send()
+            self._send()
             await asyncio.sleep(0)
         self._go_on()
 
@@ -203,19 +200,29 @@ def as_batch(entries: object, entry_bytes_max: int, ledger_id: int | None) -> li
     return payloads
 
 
-def check_room(
-    bytes_in_flight: int, max_in_flight_bytes: int, what: str, calls: str, ledger_id: int | None = None
-) -> None:
+class _Bounded(Protocol):
+    """A writer, with its bytes in flight."""
+
+    @property
+    def bytes_in_flight(self) -> int:
+        """Return the bytes that are not acknowledged yet."""
+
+    @property
+    def max_in_flight_bytes(self) -> int:
+        """Return the bytes above which `drain` waits."""
+
+
+def check_room(writer: _Bounded, what: str, ledger_id: int | None = None) -> None:
     """Raise BackpressureError when four times the bytes are in flight that `drain` waits for.
 
     Args:
         what: the writer's ledger or log, for the message.
-        calls: what the caller calls.
     """
-    if bytes_in_flight > HARD_LIMIT_FACTOR * max_in_flight_bytes:
+    held, limit = writer.bytes_in_flight, writer.max_in_flight_bytes
+    if held > HARD_LIMIT_FACTOR * limit:
         raise BackpressureError(
-            f"{bytes_in_flight:,} bytes are in flight in {what}, more than {HARD_LIMIT_FACTOR} × "
-            f"max_in_flight_bytes: await drain() between {calls}",
+            f"{held:,} bytes are in flight in {what}, more than {HARD_LIMIT_FACTOR} × max_in_flight_bytes: "
+            "await drain() between adds",
             ledger_id=ledger_id,
         )
 

@@ -167,12 +167,17 @@ class LedgerWriter(ClosesOnExit):
         self._room = asyncio.Event()
         self._room.set()
         self._ending = asyncio.Lock()
-        what = f"adds that wait in ledger {metadata.ledger_id}"
-        self._waiting = WaitingAdds(self, context.config.max_in_flight_bytes, what)
         self._behind_gap_bytes = 0  # of the entries behind a gap in the ids
-        self._own_errors: list[BookKeeperError] = []  # of the batches that the failure has failed
         self._attach(metadata, version, term=term, last_entry=last_entry, length=length)
         self._intake = Intake(self._window)
+        self._waiting = WaitingAdds(
+            self._intake.put_run,
+            lambda: self._replicator.flush(),
+            self._make_room,
+            self._all_taken,
+            context.config.max_in_flight_bytes,
+            f"adds that wait in ledger {metadata.ledger_id}",
+        )
         self._reader = self._make_reader()
 
     def _attach(
@@ -284,13 +289,6 @@ class LedgerWriter(ClosesOnExit):
     def max_in_flight_bytes(self) -> int:
         """Return the bytes in flight above which `drain` waits."""
         return self._config.max_in_flight_bytes
-
-    @property
-    def told_failures(self) -> tuple[BookKeeperError, ...]:
-        """Return the failure, if a call or a future has raised it, or a batch's error that it has led to."""
-        if self._failure is not None and any(each.__traceback__ is not None for each in self._own_errors):
-            self._was_told = True
-        return super().told_failures
 
     @property
     def is_held_up(self) -> bool:
@@ -584,38 +582,35 @@ class LedgerWriter(ClosesOnExit):
                 else f"entry id {entry_id}: ledger {self.ledger_id} was not created with advanced=True",
                 ledger_id=self.ledger_id,
             )
-        if self._failure is not None or self._is_closing:
-            self._refuse(future)
-        elif self._order is not None and entry_id is not None:
-            closes_gap = entry_id == self._order.following and self._window.bytes_held <= self._bytes_held_max
-            if not closes_gap:  # Only the entry at the gap lets the entries that fill the memory go on.
-                self._check_room()
-            ready = self._order.take(entry_id, (data, future))
-            self._behind_gap_bytes += len(data) + ENTRY_OVERHEAD_BYTES
-            for item, its_future in ready:
-                self._behind_gap_bytes -= len(item) + ENTRY_OVERHEAD_BYTES
-                self._window.add(item, its_future)
-            if ready:
-                self._replicator.schedule_flush()
-        else:
+        if self._order is None or entry_id is None or self.is_closed:
             self._add_run((data,), future)
+            return
+        closes_gap = entry_id == self._order.following and self._window.bytes_held <= self._bytes_held_max
+        if not closes_gap:  # Only the entry at the gap lets the entries that fill the memory go on.
+            check_room(self, f"ledger {self.ledger_id}", self.ledger_id)
+        ready = self._order.take(entry_id, (data, future))
+        self._behind_gap_bytes += len(data) + ENTRY_OVERHEAD_BYTES
+        for item, its_future in ready:
+            self._behind_gap_bytes -= len(item) + ENTRY_OVERHEAD_BYTES
+            self._window.add(item, its_future)
+        if ready:
+            self._replicator.schedule_flush()
 
     def _add_run(self, payloads: Sequence[bytes], add: AnyAdd) -> None:
         """Refuse the entries of one add, take them, or have them wait behind others."""
-        if self._failure is not None or self._is_closing:
-            self._refuse(add)
+        if self.is_closed:
+            closed = LedgerClosedError(f"ledger {self.ledger_id} is closed", ledger_id=self.ledger_id)
+            if self._failure is not None:
+                self._was_told, self._was_idle = bool(self.told_failures), False
+            self._of_batches = [*self._of_batches, *fail_all([add], self._failure or closed)]
             return
-        self._check_room()
+        check_room(self, f"ledger {self.ledger_id}", self.ledger_id)
         if self._waiting.must_hold(payloads):
             self._is_direct = False
             self._waiting.put(payloads, add)
         else:
-            self._take_run(payloads, add)
+            self._intake.put_run(payloads, add)
             self._replicator.schedule_flush()
-
-    def _check_room(self) -> None:
-        ledger_id, limit = self.ledger_id, self._config.max_in_flight_bytes
-        check_room(self.bytes_in_flight, limit, f"ledger {ledger_id}", "adds", ledger_id)
 
     def _refuse_behind_gap(self) -> None:
         if self._order is None or not self._order.waiting:
@@ -627,12 +622,6 @@ class LedgerWriter(ClosesOnExit):
         )
         fail_all([future for _, future in self._order.give_up()], error)
         self._behind_gap_bytes = 0
-
-    def _refuse(self, add: AnyAdd) -> None:
-        closed = LedgerClosedError(f"ledger {self.ledger_id} is closed", ledger_id=self.ledger_id)
-        if self._failure is not None:
-            self._was_told, self._was_idle = bool(self.told_failures), False
-        self._own_errors += fail_all([add], self._failure or closed)
 
     async def _take_all(
         self, entries: Iterable[bytes | bytearray | memoryview] | AsyncIterable[bytes], losses: int
@@ -682,14 +671,6 @@ class LedgerWriter(ClosesOnExit):
                 await self._copies.wait(self._room)
         if self._failure is not None:
             raise self._failure.with_traceback(None)
-
-    # --- for the adds that wait (`AddTaker`) ---
-
-    def _take_run(self, payloads: Sequence[bytes], add: AnyAdd) -> None:
-        self._intake.put_run(payloads, add)
-
-    def _send(self) -> None:
-        self._replicator.flush()
 
     def _all_taken(self) -> None:
         """Note that no add waits: entries go to the window directly, where nothing else forbids it."""
@@ -750,7 +731,7 @@ class LedgerWriter(ClosesOnExit):
             self._on_dropped(dropped)
         else:
             adds = [*dropped.tokens(), *held, *waiting, *(future for _, future in behind_gap)]
-            self._own_errors = fail_all(adds, error)
+            self._of_batches = fail_all(adds, error)
         self._waiters.fail(error)
         self._room.set()
         self._forces.moved()

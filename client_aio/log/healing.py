@@ -22,12 +22,13 @@ from client_aio.core.healing import Backlog
 from client_aio.core.log_chain import Listing, is_still_own
 from client_aio.healing import Healing, is_final
 from client_aio.ledger.create import create_ledger
-from client_aio.ledger.futures import Failure, complete
-from client_aio.ledger.waiting_adds import WaitingAdds
+from client_aio.ledger.futures import Failure, complete, fail_all
+from client_aio.ledger.waiting_adds import WaitingAdds, check_room
 from client_aio.log.ledger import LogLedger
 from client_aio.log.takeover import LogTakeover, discard, is_met
 from metadata.errors import (
     BookKeeperError,
+    LedgerClosedError,
     LedgerRecoveryError,
     LogFencedError,
     NoSuchLedgerError,
@@ -230,6 +231,11 @@ class HealedLog(OpenedLog, Protocol):
         """Return the bytes of all records that are not acknowledged yet."""
         ...
 
+    @property
+    def max_in_flight_bytes(self) -> int:
+        """Return the bytes above which `drain` waits."""
+        ...
+
     async def withdraw(self) -> None:
         """Take no further step to another ledger; returns when none is under way."""
 
@@ -259,7 +265,10 @@ class Healer:
         self._loop = asyncio.get_running_loop()
         self.backlog: Backlog[RecordAdd] = Backlog()
         what = f"appends that wait in log {lists.name}"
-        self.waiting = WaitingAdds(self, context.config.max_in_flight_bytes, what)
+        limit = context.config.max_in_flight_bytes
+        self.waiting = WaitingAdds(
+            self._take_run, self._send, self._make_room, lambda: None, limit, what
+        )  # fmt: skip
         self.opener = Opener(context, lists, settings, custom, log, self.backlog)
         self.failure: BookKeeperError | None = None
         self._failure: Failure | None = None
@@ -306,15 +315,23 @@ class Healer:
         both = (self._failure, self._loss)
         return tuple(each.error for each in both if each is not None and each.is_known)
 
-    def refuse(self, add: RecordAdd) -> None:
-        """Fail an add that came after the failure."""
-        assert self._failure is not None
-        self._failure.fail([add])
-
     # --- taking, and holding back ---
 
-    def put(self, records: Sequence[bytes], add: RecordAdd) -> None:
-        """Take the records of one add, now or in their turn."""
+    def put(self, records: Sequence[bytes], add: RecordAdd, *, is_closing: bool) -> None:
+        """Refuse the records of one add, or take them now or in their turn.
+
+        Raises:
+            BackpressureError: as `LogWriter.append`.
+        """
+        if self._failure is not None:
+            self._failure.fail([add])
+        elif is_closing:
+            fail_all([add], LedgerClosedError(f"log {self._name!r} has been closed by this writer"))
+        else:
+            check_room(self._log, f"log {self._name!r}")
+            self._put(records, add)
+
+    def _put(self, records: Sequence[bytes], add: RecordAdd) -> None:
         if self.waiting.must_hold(records):
             self.waiting.put(records, add)
         else:
@@ -329,10 +346,7 @@ class Healer:
 
     def _send(self) -> None:
         if not self.is_holding:
-            self._log.current._send()
-
-    def _all_taken(self) -> None:
-        """Note nothing: the log's writer asks `waiting` itself."""
+            self._log.current.send()
 
     async def drain(self) -> None:
         """Wait until at most `max_in_flight_bytes` are in flight, of the records that wait, too.

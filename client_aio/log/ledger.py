@@ -77,6 +77,10 @@ class LogLedger(LedgerWriter):
         self._window.add_run(records, add)
         self._replicator.schedule_flush()
 
+    def send(self) -> None:
+        """Send at once what `take` has taken."""
+        self._replicator.flush()
+
     def lost(self, why: str) -> LogFencedError:
         """Build the error of a writer that has lost the log."""
         return LogFencedError(

@@ -19,8 +19,8 @@ from mypy_extensions import mypyc_attr
 from client_aio.core.log_chain import TAG
 from client_aio.handles import ClosesOnExit
 from client_aio.healing import APPEND_TIMEOUT_S
-from client_aio.ledger.futures import BatchAdd, fail_all
-from client_aio.ledger.waiting_adds import as_batch, check_room
+from client_aio.ledger.futures import BatchAdd
+from client_aio.ledger.waiting_adds import as_batch
 from client_aio.log.healing import Healer
 from client_aio.log.roller import Roller
 from client_aio.log.truncation import ensure_log
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from client_aio.healing import WriterState
     from client_aio.ledger.create import LedgerSettings
     from client_aio.log.healing import Listed
-    from client_aio.log.ledger import LogLedger, RecordAdd
+    from client_aio.log.ledger import LogLedger
     from metadata.access.logs import LogStore
 
 
@@ -218,7 +218,7 @@ class LogWriter(ClosesOnExit):
             data = bytes(data)
             self.current.check_size(data)
             future: asyncio.Future[Position] = self._loop.create_future()
-            self._append_run((data,), future)
+            self._healer.put((data,), future, is_closing=self._is_closing)
             return future
         return self.current.append(data)
 
@@ -250,18 +250,8 @@ class LogWriter(ClosesOnExit):
         self._context.check_loop()
         payloads = as_batch(records, self._context.config.entry_bytes_max, None)
         future: asyncio.Future[tuple[Position, Position]] = self._loop.create_future()
-        self._append_run(payloads, BatchAdd(future, len(payloads)))
+        self._healer.put(payloads, BatchAdd(future, len(payloads)), is_closing=self._is_closing)
         return future
-
-    def _append_run(self, records: Sequence[bytes], add: RecordAdd) -> None:
-        """Refuse the records of one add, or take them, or hold them back for room or for the next ledger."""
-        if self.failure is not None:
-            self._healer.refuse(add)
-        elif self._is_closing:
-            fail_all([add], LedgerClosedError(f"log {self.name!r} has been closed by this writer"))
-        else:
-            check_room(self.bytes_in_flight, self.max_in_flight_bytes, f"log {self.name!r}", "appends")
-            self._healer.put(records, add)
 
     async def drain(self) -> None:
         """Wait until at most `max_in_flight_bytes` are in flight.

@@ -236,24 +236,25 @@ class Taker:
         self.is_direct = True
         self.failure: BookKeeperError | None = None
 
-    def _take_run(self, payloads: Sequence[bytes], add: Any) -> None:
+    def take(self, payloads: Sequence[bytes], add: Any) -> None:
         self.taken += payloads
 
-    def _send(self) -> None:
-        pass
-
-    async def _make_room(self) -> None:
+    async def make_room(self) -> None:
         await self.room.wait()
         if self.failure is not None:
             raise self.failure
 
-    def _all_taken(self) -> None:
+    def on_idle(self) -> None:
         self.is_direct = True
+
+
+def waiting_before(taker: Taker) -> WaitingAdds:
+    return WaitingAdds(taker.take, lambda: None, taker.make_room, taker.on_idle, 1000, "test")
 
 
 async def test_adds_and_bulks_are_taken_in_the_order_of_the_calls() -> None:
     taker = Taker()
-    waiting = WaitingAdds(taker, 1000, "test")
+    waiting = waiting_before(taker)
     waiting.put([b"1"], None)
     taker.is_direct = False
 
@@ -284,7 +285,7 @@ async def test_adds_and_bulks_are_taken_in_the_order_of_the_calls() -> None:
 
 async def test_a_turn_that_is_granted_and_cancelled_at_once_ends() -> None:
     taker = Taker()
-    waiting = WaitingAdds(taker, 1000, "test")
+    waiting = waiting_before(taker)
     waiting.put([b"1"], None)
 
     async def bulk() -> None:
@@ -305,7 +306,7 @@ async def test_a_turn_that_is_granted_and_cancelled_at_once_ends() -> None:
 
 async def test_what_waits_goes_on_after_the_application_has_cancelled_all_tasks() -> None:
     taker = Taker()
-    waiting = WaitingAdds(taker, 1000, "test")
+    waiting = waiting_before(taker)
     waiting.put([b"1"], None)
     await asyncio.sleep(0)
     for task in asyncio.all_tasks() - {asyncio.current_task()}:
@@ -318,7 +319,7 @@ async def test_what_waits_goes_on_after_the_application_has_cancelled_all_tasks(
 
 async def test_without_room_for_good_everything_that_waits_fails() -> None:
     taker, loop = Taker(), asyncio.get_running_loop()
-    waiting = WaitingAdds(taker, 1000, "test")
+    waiting = waiting_before(taker)
     batch: BatchAdd[int] = BatchAdd(loop.create_future(), 2)
     waiting.put([b"1", b"2"], batch)
     taker.failure = BookKeeperError("no copies")
@@ -327,6 +328,8 @@ async def test_without_room_for_good_everything_that_waits_fails() -> None:
         async with waiting.turn():
             raise AssertionError("granted")
     assert isinstance(batch.future.exception(), BookKeeperError)
+    with pytest.raises(BookKeeperError, match="no copies"):
+        await waiting.passed()  # Who waits for what is dropped is told once.
     taker.failure = None
     waiting.put([b"3"], None)
     async with asyncio.timeout(10):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,6 +17,7 @@ from client_aio import (
     LedgerClosedError,
     LedgerFencedError,
     LogFencedError,
+    NotEnoughBookiesError,
     OperationTimeoutError,
     Outcome,
     Position,
@@ -340,6 +342,47 @@ async def test_a_log_that_is_lost_fails_its_batches(cluster: Cluster) -> None:
             assert log.told_failures
             await taken.append_batch([b"3"])
         assert [data for _, data in await records(client)] == [b"1", b"2", b"3"]
+
+
+@pytest.mark.parametrize("kind", ["log", "ledger"])
+async def test_adds_that_wait_for_a_copy_that_does_not_come_fail_and_others_go_on(
+    cluster: Cluster, kind: str
+) -> None:
+    options = {"max_in_flight_bytes": 100_000, "add_quorum_timeout_s": 1.0}
+    async with client_aio.connect(cluster.uri, **options) as client, asyncio.timeout(LASTS_S):
+        writer: Any
+        if kind == "log":
+            writer = await client.open_log("a", guaranteed_write_quorum=True)
+            add, add_batch = writer.append, writer.append_batch
+        else:
+            writer = await client.create_ledger(guaranteed_write_quorum=True)
+            add, add_batch = writer.add_entry, writer.add_batch
+        await add(b"first")
+        await cluster["b3"].kill()
+        await asyncio.gather(*[add(bytes(1000)) for _ in range(100)])  # acknowledged, and in flight
+        with pytest.raises(NotEnoughBookiesError):
+            await writer.drain()
+        waits, behind = add_batch(large(b"x", 200)), add(b"behind")
+        with pytest.raises(NotEnoughBookiesError) as failed:
+            await waits
+        assert failed.value.outcome is Outcome.NOT_DONE
+        with pytest.raises(NotEnoughBookiesError):
+            await behind
+        with pytest.raises(NotEnoughBookiesError):
+            await writer.flush()
+        await writer.flush()
+        await cluster["b3"].start()
+        while writer.bytes_in_flight:  # until it has its copies
+            with contextlib.suppress(NotEnoughBookiesError):
+                await writer.drain()
+            await asyncio.sleep(0.02)
+        await add_batch(large(b"y", 200))
+        await writer.close()
+        if kind == "log":
+            found = [data for _, data in await records(client)]
+        else:
+            found = await contents(client, writer.ledger_id)
+        assert found == [b"first", *[bytes(1000)] * 100, *large(b"y", 200)]
 
 
 async def test_batches_from_threads(cluster: Cluster) -> None:

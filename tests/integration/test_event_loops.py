@@ -211,8 +211,9 @@ def test_a_client_says_that_it_belongs_to_another_event_loop(tmp_path: Path) -> 
     async def second(client: client_aio.Client, writer: Any, log: Any, reader: Any) -> None:
         calls: list[Callable[[], Any]] = [
             lambda: writer.add_entry(b"1"), lambda: writer.add_batch([b"1"]),
-            lambda: writer.add_entries([b"1"]), writer.flush, writer.force, lambda: log.append_batch([b"1"]),
-            writer.close, writer.abort, lambda: log.append(b"1"), log.flush, log.roll, log.close, log.abort,
+            lambda: writer.add_entries([b"1"]), writer.flush, writer.force, writer.close, writer.abort,
+            lambda: log.append(b"1"), lambda: log.append_batch([b"1"]),
+            log.flush, log.roll, log.close, log.abort,
             reader.read_last_add_confirmed, client.create_ledger, lambda: client.open_log("b"),
             lambda: client.ledger_metadata(0), lambda: client.delete_log("a"),
         ]  # fmt: skip

@@ -1,7 +1,7 @@
 """Batches, as the checkers of single adds see them, and what holds of batches alone.
 
-An acknowledged batch is that each of its entries is acknowledged: `entries_of` makes a future of each entry,
-which is done with that of the batch. The names:
+In an acknowledged batch each entry is acknowledged. So `entries_of` makes a future of each entry, which is
+done with that of the batch. The names:
 
 - NoOutOfOrderEntries, EntryOrderMaintained: a batch that is acknowledged names places for as many entries as
   it has.

@@ -57,6 +57,10 @@ async def together(*calls: Coroutine[Any, Any, Any]) -> None:
                 raise outcome
 
 
+def _has_succeeded(future: asyncio.Future[Any]) -> bool:
+    return future.done() and not future.cancelled() and future.exception() is None
+
+
 class Hand:
     """One handle, and what was done with it."""
 
@@ -166,11 +170,11 @@ class Hand:
         if rolls < self._rolls or (self._lac is not None and (lac is None or lac < self._lac)):
             self._fail("HandlesGoForward", f"from {self._lac}, {self._rolls} rolls, to {lac}, {rolls}")
         done = [
-            each.result() for _, each in self._records
-            if each.done() and not each.cancelled() and each.exception() is None and each.result() is not None
-        ]  # fmt: skip
-        following = next((name for name, each in self._records if not each.done()), b"")
-        is_within_batch = len(self._batch_of.get(following, ((), None))[0]) > 1  # the LAC may be, too
+            each.result() for _, each in self._records if _has_succeeded(each) and each.result() is not None
+        ]
+        # The LAC may lie within a batch that is not acknowledged as a whole.
+        following = next((name for name, each in self._records if not _has_succeeded(each)), b"")
+        is_within_batch = len(self._batch_of.get(following, ((), None))[0]) > 1
         may_be_behind = self._has_cancelled or is_within_batch
         if done and (lac is None or lac < done[-1] or (lac != done[-1] and not may_be_behind)):
             self._fail("HandlesGoForward", f"it is said to be at {lac}; {done[-1]} is the last acknowledged")
