@@ -108,9 +108,9 @@ class ClosesOnExit(metaclass=ABCMeta):
             except BookKeeperError as failure:
                 await self.abort()
                 if not any(failure is each for each in told):
-                    raise
-            except BaseException:
+                    raise failure  # by name: see docs/WHEELS.md
+            except BaseException as other:
                 await self.abort()
-                raise
+                raise other
         else:
             await self.abort()

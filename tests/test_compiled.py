@@ -35,7 +35,7 @@ from metadata.backends.memory import MemoryMetadataStore, MemoryTree
 from tests.support.pythons import VERSIONS
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
     from client_aio.core.add_window import AddGroup
 
@@ -147,6 +147,24 @@ def test_no_method_looks_again_at_what_it_has_set_to_none() -> None:
                     if node.lineno > at:
                         found.add(f"{name} {method.name} {ast.unparse(node)}")
     assert found == LOOKED_AT_AGAIN
+
+
+def _waits(body: Sequence[ast.AST]) -> bool:
+    kinds = (ast.Await, ast.AsyncWith, ast.AsyncFor)
+    return any(isinstance(node, kinds) for each in body for node in ast.walk(each))
+
+
+def test_no_coroutine_raises_again_what_it_has_caught_before_it_waited_unless_by_name() -> None:
+    """The exception in flight is the thread's: after a wait it is another task's, or none, which crashes."""
+    found = []
+    for name, tree in _sources():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Try) and _waits(node.finalbody):
+                found.append(f"{name}:{node.lineno}: a `finally` that waits")
+            if isinstance(node, ast.ExceptHandler) and _waits(node.body):
+                bare = [one for one in ast.walk(node) if isinstance(one, ast.Raise) and one.exc is None]
+                found += [f"{name}:{one.lineno}: a bare `raise`" for one in bare]
+    assert found == []
 
 
 def test_a_compiled_form_is_not_run_from_the_sources() -> None:

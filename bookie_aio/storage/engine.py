@@ -155,13 +155,13 @@ class Engine:
         engine = cls(disk, directories, config, on_indexed, on_failed, on_writable, clock)
         try:
             await engine._start(draw_generation, on_warning, begin, owner)
-        except BaseException:
+        except BaseException as error:
             engine._segments.file_cache.close()
             if engine._witness is not None:
                 await engine._witness.close()
             for lock in engine._locks:
                 lock.release()
-            raise
+            raise error  # by name: see docs/WHEELS.md
         return engine
 
     async def _start(
@@ -210,9 +210,9 @@ class Engine:
         self._make_background_parts(recovered, witness)
         try:
             await self._begin(recovered, tail, tail_bytes, witness)
-        except BaseException:
+        except BaseException as error:
             await self._allocator.close()
-            raise
+            raise error  # by name: see docs/WHEELS.md
 
     async def _begin(
         self, recovered: RecoveredState, tail: list[Record], tail_bytes: int, witness: WitnessFiles

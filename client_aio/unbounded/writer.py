@@ -463,7 +463,7 @@ async def _find_end(
         if held.current.term != known.term:
             # Another takeover has decided by now where the ledger ends.
             raise fenced_by_metadata(held.current) from error
-        raise
+        raise error  # by name: see docs/WHEELS.md
     if any(isinstance(each, BookieConnection) and not each.is_open for each in found.connections.values()):
         found = await context.finder.find(known.ledger_id, Sizes.of(known))
     opening = TermOpening(known, recovery.fragments, last_entry, length, found.bookies)
