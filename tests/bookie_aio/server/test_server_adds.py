@@ -400,3 +400,17 @@ async def test_a_statement_that_is_not_intact_ends_the_connection(
     answer = (await other.call(ReadLac(3, NO_TERM, -1, 0))).message
     assert isinstance(answer, ReadLacAnswer)
     assert answer.statement is None
+
+
+@pytest.mark.parametrize("size", [1, 33, 5_000, 60_000])
+async def test_a_statement_with_a_code_of_another_length_is_never_stated_to_a_reader(
+    bookies: Bookies, client: RawClient, size: int
+) -> None:
+    statement = lac_statement(1, 4)._replace(mac=b"m" * size)
+    (future,) = client.send_write_lacs([(WriteLac(1, 0, statement), None)])
+    assert (await asyncio.wait_for(future, 10)).status is Status.BAD_REQUEST
+    await client.gone()
+    other = await bookies.connect(running(bookies))
+    answer = (await other.call(ReadLac(1, NO_TERM, -1, 0))).message
+    assert isinstance(answer, ReadLacAnswer)
+    assert answer.statement is None
