@@ -84,14 +84,17 @@ def peers_targets(runs: list[Document]) -> list[Wanted]:
             return None
         return min(known) if figure == "adds_per_s" else max(known)
 
+    def follower(figure: str) -> float | None:
+        return times("1k-follow", (*best, "kafka-flush"), figure)
+
     best = ("bookkeeper", "bookkeeper-tuned")
+    readers = (*best, "kafka", "kafka-flush", "nats")
     return [
-        ("1 KiB, 1,000 in flight", "× BookKeeper, defaults", times("1k-1000", best[:1]), 4, True),
-        ("", "× BookKeeper, tuned", times("1k-1000", best[1:]), 3, True),
+        ("1 KiB, 1,000 in flight", "× BookKeeper, tuned", times("1k-1000", best[1:]), 5.5, True),
         ("", "× Kafka without fsync", times("1k-1000", ("kafka",)), 1, True),
         ("", "× NATS without sync", times("1k-1000", ("nats",)), 1, True),
-        ("", "× ceiling, recycled", times("1k-1000", ("ceiling-recycled",)), 0.6, True),
-        ("", "p99 ÷ that of BookKeeper, defaults", times("1k-1000", best[:1], "p99_ms"), 1 / 3, False),
+        ("", "× ceiling, recycled", times("1k-1000", ("ceiling-recycled",)), 0.85, True),
+        ("", "p99 ÷ that of BookKeeper, tuned", times("1k-1000", best[1:], "p99_ms"), 0.2, False),
         (
             "1 KiB, 1,000 in flight, only growing",
             "× ceiling, fresh",
@@ -101,18 +104,24 @@ def peers_targets(runs: list[Document]) -> list[Wanted]:
         ),
         ("", "× BookKeeper's best", _growing(runs, *best), 2, True),
         ("100 B, 10,000 in flight", "× BookKeeper's best", times("100b-10000", best), 4, True),
-        ("", "× Kafka with flush", times("100b-10000", ("kafka-flush",)), 1.2, True),
+        ("", "× Kafka with flush", times("100b-10000", ("kafka-flush",)), 1.5, True),
+        ("", "× Kafka without fsync", times("100b-10000", ("kafka",)), 1, True),
         ("64 KiB, 64 in flight", "× BookKeeper's best", times("64k-64", best), 3, True),
         (
             "1 KiB, one in flight",
             "p50 ÷ that of BookKeeper, tuned",
             times("1k-1", best[1:], "p50_ms"),
-            1,
+            1.15,
             False,
         ),
-        ("", "p99 ÷ that of BookKeeper, tuned", times("1k-1", best[1:], "p99_ms"), 1, False),
-        ("1 KiB, 1,000 ledgers", "× BookKeeper's best", times("1k-ledgers", best), 2, True),
-        ("catch-up read", "× BookKeeper's best", times("1k-read", best), 3, True),
+        ("", "p99 ÷ that of BookKeeper, tuned", times("1k-1", best[1:], "p99_ms"), 0.5, False),
+        ("1 KiB, 1,000 ledgers", "× BookKeeper, tuned", times("1k-ledgers", best[1:]), 1.5, True),
+        ("", "p99 ÷ that of BookKeeper, tuned", times("1k-ledgers", best[1:], "p99_ms"), 1, False),
+        ("1 KiB, 1,000 logs", "× Kafka with flush", times("1k-logs", ("kafka-flush",)), 1, True),
+        ("append to follower", "p50 ÷ the best of BookKeeper and Kafka", follower("p50_ms"), 1, False),
+        ("", "p99 ÷ the best of BookKeeper and Kafka", follower("p99_ms"), 1, False),
+        ("catch-up read", "× the best", times("1k-read", readers), 4, True),
+        ("catch-up read from disk", "× the best", times("1k-cold", readers), 1, True),
         (
             "bytes written by the bookies, 1 KiB, 1,000 in flight",
             "÷ payload",

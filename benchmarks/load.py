@@ -30,6 +30,7 @@ class Load:
     """A load: entries of a size, so many in flight over all ledgers, for so long.
 
     With `read_entries` that many entries are written to be read again and again, and reading is measured.
+    `kind` and `rate` (entries a second) are the workload's: see `benchmarks.peers.workloads`.
     """
 
     entry_bytes: int
@@ -38,6 +39,8 @@ class Load:
     warm_up_s: float = 0.0
     ledgers: int = 1
     read_entries: int = 0
+    kind: str = "write"
+    rate: int = 0
 
     @property
     def name(self) -> str:
@@ -48,14 +51,15 @@ class Load:
     def arguments(self) -> list[str]:
         """Return the load as the arguments of a client in a process of its own."""
         values = (
-            self.entry_bytes, self.in_flight, self.ledgers, self.warm_up_s, self.seconds, self.read_entries
+            self.entry_bytes, self.in_flight, self.ledgers, self.warm_up_s, self.seconds, self.read_entries,
+            self.kind, self.rate,
         )  # fmt: skip
         return list(map(str, values))
 
     @classmethod
     def of_arguments(cls, arguments: Sequence[str]) -> Load:
         """Take such arguments."""
-        entry_bytes, in_flight, ledgers, warm_up_s, seconds, read_entries = arguments
+        entry_bytes, in_flight, ledgers, warm_up_s, seconds, read_entries, kind, rate = arguments
         return cls(
             int(entry_bytes),
             int(in_flight),
@@ -63,6 +67,8 @@ class Load:
             float(warm_up_s),
             int(ledgers),
             int(read_entries),
+            kind,
+            int(rate),
         )
 
 

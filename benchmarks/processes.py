@@ -30,13 +30,18 @@ class Child:
         self._draining: asyncio.Task[None] | None = None
 
     @classmethod
-    async def start(cls, *command: str, log: Path, environment: dict[str, str] | None = None) -> Self:
-        """Start a command in the project's root; what it writes to standard error is appended to the log."""
+    async def start(
+        cls, *command: str, log: Path, environment: dict[str, str] | None = None, asks: bool = False
+    ) -> Self:
+        """Start a command in the project's root; what it writes to standard error is appended to the log.
+
+        `asks`: it asks by lines of its standard output, and gets answers by `say`.
+        """
         with log.open("ab") as errors:
             process = await asyncio.create_subprocess_exec(
                 *command,
                 cwd=ROOT,
-                stdin=asyncio.subprocess.DEVNULL,
+                stdin=asyncio.subprocess.PIPE if asks else asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=errors,
                 limit=LINE_BYTES_MAX,
@@ -66,6 +71,12 @@ class Child:
             raise RuntimeError(f"no answer within {timeout_s} s; its log: {self.log_tail()}") from None
         await self.process.wait()
         raise RuntimeError(f"ended with {self.process.returncode}; its log: {self.log_tail()}")
+
+    async def say(self, line: str) -> None:
+        """Write a line to the standard input of a process that asks."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{line}\n".encode())
+        await self.process.stdin.drain()
 
     def ignore_output(self) -> None:
         """Read and forget what standard output still brings, so that the process never waits for us."""

@@ -1,11 +1,12 @@
 """The product's client, under the same load as the ceiling's and the peers' clients.
 
-    python -m benchmarks.product_client MODE+URI ENTRY_BYTES IN_FLIGHT LEDGERS WARM_UP SECONDS READ
+    python -m benchmarks.product_client MODE+URI ENTRY_BYTES IN_FLIGHT LEDGERS WARM_UP SECONDS READ KIND RATE
 
 Ledgers have E = Qw = 3 and Qa = 2, and are deleted in the end. In mode `growing` each ledger is written for
 the whole run. In mode `steady` a ledger is followed by another after every 256 MiB, and then deleted. The
 bookies therefore reclaim as much space as they take. The measurement begins on used bookies: they have files
-to recycle, and write into one. Prints `ready`, `warm`, and the figures as one line of JSON.
+to recycle, and write into one. Prints `ready`, `warm`, and the figures as one line of JSON. KIND and RATE are
+those of `benchmarks.peers.workloads`. It asks its caller for `kill N` or `evict` as the peers' drivers do.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import array
 import asyncio
 import contextlib
 import json
+import struct
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -22,10 +24,13 @@ import uvloop
 
 import client_aio
 from benchmarks.load import Add, Figures, Load, cpu_seconds, drive
+from benchmarks.peers.workloads import COLD, FAILOVER, FOLLOW, LOGS, READ, TAKEOVER, WRITE
 from bookie_aio.wire.messages import Done, Info
 from client_aio.bookies.connection import connect
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
     from metadata.access.bookies import BookieRecord
 
 ROLL_BYTES = 256 << 20
@@ -34,6 +39,13 @@ _LEDGERS_MAX = 60
 _SEGMENTS_BYTES = 512 << 20  # more than the segment that is written to and the next one
 _CALL_TIMEOUT_S = 10.0
 _CHUNK = bytes(64 << 10)
+_STAMP = struct.Struct("d")
+_OPENED_AT_ONCE = 50
+_STRAGGLERS_S = 1.0
+_SEEN_MIN = 0.99
+_WARM_PART = 10
+_KILLED = "kill 1"
+"""All three bookies are in the ensemble, so one is as good as another."""
 
 
 class Writers:
@@ -113,6 +125,129 @@ async def write(client: client_aio.Client, load: Load, *, is_steady: bool) -> No
         print(json.dumps(figures.to_dict()), flush=True)
 
 
+async def write_logs(client: client_aio.Client, load: Load) -> None:
+    """Measure appends to named logs, one to each in turn."""
+    logs: list[client_aio.LogWriter] = []
+    for first in range(0, load.ledgers, _OPENED_AT_ONCE):
+        numbers = range(first, min(load.ledgers, first + _OPENED_AT_ONCE))
+        logs += await asyncio.gather(*(client.open_log(f"bench-{number}") for number in numbers))
+    client_aio.tune_gc()
+    turn = 0
+
+    def append(payload: bytes) -> asyncio.Future[client_aio.Position]:
+        nonlocal turn
+        log = logs[turn]
+        turn = turn + 1 if turn + 1 < load.ledgers else 0
+        return log.append(payload)
+
+    print("ready", flush=True)
+    figures = await drive(lambda _: append, load)
+    print(json.dumps(figures.to_dict()), flush=True)
+    await asyncio.gather(*(log.abort() for log in logs))
+
+
+async def ask(what: str) -> None:
+    """Have the caller do something, and wait until it is done."""
+    print(what, flush=True)
+    if not await asyncio.to_thread(sys.stdin.readline):
+        raise RuntimeError(f"nobody answered: {what}")
+
+
+async def failover(client: client_aio.Client, load: Load) -> None:
+    """Measure the longest time without an acknowledgement while a bookie is killed."""
+    async with Writers(client, load, is_steady=False) as writers:
+        last_at, longest_s = time.perf_counter(), 0.0
+
+        def acknowledged(future: asyncio.Future[int]) -> None:
+            nonlocal last_at, longest_s
+            if future.exception() is None:
+                now = time.perf_counter()
+                longest_s, last_at = max(longest_s, now - last_at), now
+
+        def add_for(count: int) -> Add:
+            add = writers.add_for(count)
+
+            def noted(payload: bytes) -> asyncio.Future[int]:
+                future = add(payload)
+                future.add_done_callback(acknowledged)
+                return future
+
+            return noted
+
+        async def kill() -> None:
+            nonlocal longest_s
+            await asyncio.sleep(load.warm_up_s + load.seconds / 10)
+            longest_s = 0.0
+            await ask(_KILLED)
+
+        print("ready", flush=True)
+        killing = asyncio.create_task(kill())
+        figures = await drive(add_for, load)
+        await killing
+        longest_s = max(longest_s, time.perf_counter() - last_at)
+        print(json.dumps({**figures.to_dict(), "pause_ms": 1e3 * longest_s}), flush=True)
+
+
+async def takeover(client: client_aio.Client, uri: str, load: Load) -> None:
+    """Measure the time to recover a dead writer's ledger, with a bookie killed, and to append to another."""
+    async with client_aio.connect(uri) as other:
+        writer = await client.create_ledger(ensemble_size=3, write_quorum=3, ack_quorum=2)
+        print("ready", flush=True)
+        added = await drive(lambda _: writer.add_entry, load)
+        await ask(_KILLED)
+        began = time.perf_counter()
+        await other.open_ledger(writer.ledger_id, recover=True)
+        following = await other.create_ledger(ensemble_size=3, write_quorum=3, ack_quorum=2)
+        await following.add_entry(b"x")
+        took_ms = 1e3 * (time.perf_counter() - began)
+        figures = added.to_dict() | dict.fromkeys(("p50_ms", "p99_ms", "p999_ms", "pause_ms"), took_ms)
+        print(json.dumps({**figures, "adds": 1, "failed": 0}), flush=True)
+
+
+async def follow(client: client_aio.Client, uri: str, load: Load) -> None:
+    """Measure the age of entries when a follower gets them; entries are added at a fixed rate."""
+    writer = await client.create_ledger(ensemble_size=3, write_quorum=3, ack_quorum=2)
+    latencies, padding, failed = array.array("d"), bytes(load.entry_bytes - _STAMP.size), 0
+    began = time.perf_counter()
+    warm = began + load.warm_up_s
+
+    async def tail(reader: client_aio.LedgerReader) -> None:
+        async with contextlib.aclosing(reader.tail()) as entries:
+            async for entry in entries:
+                (sent,) = _STAMP.unpack_from(entry.data)
+                if sent >= warm:
+                    latencies.append(time.perf_counter() - sent)
+
+    def done(future: asyncio.Future[int]) -> None:
+        nonlocal failed
+        failed += future.exception() is not None
+
+    async with client_aio.connect(uri) as follower:
+        tailing = asyncio.create_task(tail(await follower.open_ledger(writer.ledger_id)))
+        print("ready", flush=True)
+        count = measured = 0
+        cpu_before = 0.0
+        end = warm + load.seconds
+        while (due := began + count / load.rate) < end:
+            if (wait_s := due - time.perf_counter()) > 0:
+                await asyncio.sleep(wait_s)
+            if due >= warm:
+                if not measured:
+                    cpu_before = cpu_seconds()
+                    print("warm", flush=True)
+                measured += 1
+            writer.add_entry(_STAMP.pack(time.perf_counter()) + padding).add_done_callback(done)
+            count += 1
+        cpu = cpu_seconds() - cpu_before
+        await writer.close()
+        async with asyncio.timeout(_STRAGGLERS_S):
+            await tailing
+    if len(latencies) < _SEEN_MIN * measured:
+        raise RuntimeError(f"saw {len(latencies)} of {measured} entries")
+    figures = Figures.of_latencies(latencies, load.seconds, cpu, failed, count)
+    print(json.dumps(figures.to_dict()), flush=True)
+
+
 async def use(client: client_aio.Client) -> None:
     """Write ledgers and delete them until no bookie makes new files for it: all are recycled ones.
 
@@ -162,23 +297,27 @@ async def read(client: client_aio.Client, load: Load) -> None:
         await writer.add_entries(payload for _ in range(load.read_entries))
     reader = await client.open_ledger(writer.ledger_id)
 
-    async def whole() -> None:
+    async def first(count: int) -> None:
         size = 0
-        async with contextlib.aclosing(reader.read_batches(0, load.read_entries - 1)) as batches:
+        async with contextlib.aclosing(reader.read_batches(0, count - 1)) as batches:
             async for batch in batches:
                 for entry in batch:
                     size += len(entry.data)
-        if size != load.read_entries * load.entry_bytes:
-            raise RuntimeError(f"read {size} bytes of {load.read_entries * load.entry_bytes}")
+        if size != count * load.entry_bytes:
+            raise RuntimeError(f"read {size} bytes of {count * load.entry_bytes}")
 
     until = time.perf_counter() + load.warm_up_s
     while time.perf_counter() < until:
-        await whole()
+        # Cold is what bookies read, not the code of either side.
+        await first(load.read_entries if load.kind == READ else load.read_entries // _WARM_PART)
+    if load.kind == COLD:
+        await ask("evict")
     print("warm", flush=True)
     passes = array.array("d")
     cpu_before, started = cpu_seconds(), time.perf_counter()
-    while (now := time.perf_counter()) < started + load.seconds:
-        await whole()
+    # A second pass would read what the first one has brought into memory.
+    while (now := time.perf_counter()) < started + (load.seconds if load.kind == READ else 0.0) or not passes:
+        await first(load.read_entries)
         passes.append(time.perf_counter() - now)
     elapsed, cpu, count = time.perf_counter() - started, cpu_seconds() - cpu_before, len(passes)
     await client.delete_ledger(writer.ledger_id)
@@ -193,10 +332,16 @@ async def main() -> None:
     mode, uri = sys.argv[1].split("+", 1)
     load = Load.of_arguments(sys.argv[2:])
     async with client_aio.connect(uri) as client:
-        if load.read_entries:
-            await read(client, load)
-        else:
-            await write(client, load, is_steady=mode == "steady")
+        kinds: dict[str, Callable[[], Coroutine[None, None, None]]] = {
+            WRITE: lambda: write(client, load, is_steady=mode == "steady"),
+            LOGS: lambda: write_logs(client, load),
+            READ: lambda: read(client, load),
+            COLD: lambda: read(client, load),
+            FOLLOW: lambda: follow(client, uri, load),
+            FAILOVER: lambda: failover(client, load),
+            TAKEOVER: lambda: takeover(client, uri, load),
+        }
+        await kinds[load.kind]()
 
 
 if __name__ == "__main__":

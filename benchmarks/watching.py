@@ -26,6 +26,26 @@ def written_bytes(pid: int) -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith("write_bytes:"))
 
 
+def read_bytes(pid: int) -> int:
+    """Return the bytes a process caused to be read from devices so far."""
+    lines = Path(f"/proc/{pid}/io").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("read_bytes:"))
+
+
+def evict(directory: Path) -> None:
+    """Write all files under a directory out, and drop their pages from memory."""
+    os.sync()
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            path = os.path.join(folder, name)
+            if os.path.isfile(path):
+                fd = os.open(path, os.O_RDONLY)
+                try:
+                    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+                finally:
+                    os.close(fd)
+
+
 def cpu_seconds(pid: int) -> float:
     """Return the processor time a process has used so far."""
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()

@@ -26,6 +26,8 @@ class BookKeeper:
     *Tuned*: DbLedgerStorage with a write cache of 512 MB. Groups wait for up to 1 ms; with one add in flight
     they are flushed as soon as the queue is empty. With 10,000 adds in flight both are allowed more
     pending adds: by default it refuses them.
+
+    Where a server is killed there is a fourth bookie: by default a writer fails without a full ensemble.
     """
 
     is_durable = True
@@ -41,7 +43,7 @@ class BookKeeper:
     async def start(self, directory: Path, workload: Workload, stack: AsyncExitStack) -> Servers:
         path = await asyncio.to_thread(artifacts.class_path, "bookkeeper")
         log = directory / "bookkeeper.log"
-        zookeeper_port, *ports = free_ports(1 + SERVERS)
+        zookeeper_port, *ports = free_ports(1 + SERVERS + workload.needs_kill)
         uri = f"zk+null://127.0.0.1:{zookeeper_port}/ledgers"
 
         async def java(*arguments: str) -> Child:
@@ -77,20 +79,20 @@ class BookKeeper:
             bookie.ignore_output()
         await asyncio.gather(*map(until_listening, ports))
         async with asyncio.timeout(_REGISTERED_TIMEOUT_S):
-            while not await self._all_registered(await java(*shell, "listbookies", "-rw")):
+            while not await self._are_registered(len(ports), await java(*shell, "listbookies", "-rw")):
                 pass
         return Servers(
             [bookie.pid for bookie in bookies],
             [artifacts.java(), *_FLAGS, "-Xmx2g", "-cp", path, "BookKeeperDrive", uri],
         )
 
-    async def _all_registered(self, listing: Child) -> bool:
+    async def _are_registered(self, count: int, listing: Child) -> bool:
         found = set()
         assert listing.process.stdout is not None
         while raw := await listing.process.stdout.readline():
-            found |= {name for name in (f"bk{n}" for n in range(1, SERVERS + 1)) if name in raw.decode()}
+            found |= {name for name in (f"bk{n}" for n in range(1, count + 1)) if name in raw.decode()}
         await listing.wait()
-        return len(found) == SERVERS
+        return len(found) == count
 
     def _settings(
         self, bookie_id: str, port: int, home: Path, uri: str, workload: Workload

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.peers import artifacts
 from benchmarks.peers.systems import SERVERS, Servers, free_ports, until_listening, write_properties
+from benchmarks.peers.workloads import LOGS, TAKEOVER
 from benchmarks.processes import Child
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ class Kafka:
         self.title = "Kafka, flush per batch" if is_durable else "Kafka, no fsync"
 
     def can_run(self, workload: Workload) -> bool:
-        return not workload.read_entries and workload.ledgers == 1
+        return workload.kind != TAKEOVER and (workload.kind == LOGS or workload.ledgers == 1)
 
     async def start(self, directory: Path, workload: Workload, stack: AsyncExitStack) -> Servers:
         path = await asyncio.to_thread(artifacts.class_path, "kafka")

@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import shutil
+import signal
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.peers.systems import SERVERS
+from benchmarks.peers.workloads import COLD
 from benchmarks.processes import Child
-from benchmarks.watching import cpu_seconds, device_bytes, peak_mib, written_bytes
+from benchmarks.watching import cpu_seconds, device_bytes, evict, peak_mib, read_bytes, written_bytes
 
 if TYPE_CHECKING:
     from benchmarks.peers.systems import Servers, System
@@ -48,24 +51,48 @@ async def measure(system: System, workload: Workload, times: Times, directory: P
 
 
 async def _drive(servers: Servers, workload: Workload, times: Times, home: Path) -> dict[str, Any]:
-    pids = servers.pids
-    load = (
-        workload.entry_bytes, workload.in_flight, workload.ledgers, times.warm_up_s, times.measured_s,
-        workload.read_entries,
-    )  # fmt: skip
+    pids = list(servers.pids)
+    load = workload.load(times.warm_up_s, times.measured_s).arguments()
     timeout_s = times.warm_up_s + times.measured_s + _MARGIN_S
-    async with await Child.start(*servers.driver, *map(str, load), log=home / "driver.log") as child:
-        await child.line(lambda line: line == "ready", timeout_s)
-        written_before, device_before = sum(map(written_bytes, pids)), device_bytes(home)
-        await child.line(lambda line: line == "warm", timeout_s)
-        cpu_before = sum(map(cpu_seconds, pids))
-        figures = json.loads(await child.line(lambda line: line.startswith("{"), timeout_s))
-        cpu = sum(map(cpu_seconds, pids)) - cpu_before
-    found: dict[str, Any] = {**figures, "servers_us": 1e6 * cpu / max(1, figures["adds"])}
+    before = await asyncio.to_thread(_seen, pids, home)
+    async with await Child.start(*servers.driver, *load, log=home / "driver.log", asks=True) as child:
+        while not (line := await child.line(timeout_s=timeout_s)).startswith("{"):
+            if line == "ready" or line == "warm":
+                before |= _seen(pids, home) if line == "ready" else {"cpu_s": sum(map(cpu_seconds, pids))}
+            elif line == "evict":
+                await asyncio.to_thread(evict, home)
+                before |= {"read": sum(map(read_bytes, pids))}
+                await child.say("done")
+            elif line.startswith("kill "):
+                # Not counted any more: a process that is gone has no figures.
+                os.kill(pids.pop(int(line.split()[1]) - 1), signal.SIGKILL)
+                await child.say("done")
+        after = _seen(pids, home)
+    figures = json.loads(line)
+    if workload.needs_kill:
+        return dict(figures)
+    cpu_s = after["cpu_s"] - before["cpu_s"]
+    found: dict[str, Any] = {**figures, "servers_us": 1e6 * cpu_s / max(1, figures["adds"])}
     found["server_mib"] = max(map(peak_mib, pids))
-    if not workload.read_entries:
+    if workload.kind == COLD:
+        # How much of the payload came from the device: the pass was cold where this is one.
+        found["read_share"] = (after["read"] - before["read"]) / (
+            workload.read_entries * workload.entry_bytes
+        )
+    elif not workload.is_read:
         await asyncio.sleep(times.settle_s)
         payload = max(1, figures["adds_with_warm_up"] * workload.entry_bytes * SERVERS)
-        found["process_bytes_per_payload_byte"] = (sum(map(written_bytes, pids)) - written_before) / payload
-        found["device_bytes_per_payload_byte"] = (device_bytes(home) - device_before) / payload
+        settled = _seen(pids, home)
+        for name in ("process", "device"):
+            found[f"{name}_bytes_per_payload_byte"] = (settled[name] - before[name]) / payload
     return found
+
+
+def _seen(pids: list[int], home: Path) -> dict[str, float]:
+    """Return what servers have used and written so far, as the kernel counts it."""
+    return {
+        "cpu_s": sum(map(cpu_seconds, pids)),
+        "read": sum(map(read_bytes, pids)),
+        "process": sum(map(written_bytes, pids)),
+        "device": device_bytes(home),
+    }

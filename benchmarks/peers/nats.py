@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.peers import artifacts
 from benchmarks.peers.systems import SERVERS, Servers, free_ports, until_listening
+from benchmarks.peers.workloads import LOGS, TAKEOVER
 from benchmarks.processes import Child
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ class Nats:
         self.title = "NATS, sync always" if is_durable else "NATS, no sync"
 
     def can_run(self, workload: Workload) -> bool:
-        return not workload.read_entries and workload.ledgers == 1
+        return workload.kind != TAKEOVER and (workload.kind == LOGS or workload.ledgers == 1)
 
     async def start(self, directory: Path, workload: Workload, stack: AsyncExitStack) -> Servers:
         binary = await asyncio.to_thread(artifacts.nats_server)

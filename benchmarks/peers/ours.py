@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from benchmarks.peers.systems import SERVERS, Servers
+from benchmarks.peers.workloads import LOGS, WRITE
 from benchmarks.processes import Child, start_module
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ class Product:
         self.title = "bookie-aio" if is_steady else "bookie-aio, only growing"
 
     def can_run(self, workload: Workload) -> bool:
-        return self._is_steady or not workload.read_entries
+        return self._is_steady or workload.kind in (WRITE, LOGS)
 
     async def start(self, directory: Path, workload: Workload, stack: AsyncExitStack) -> Servers:
         cluster = await Child.start(
@@ -60,7 +61,7 @@ class Ceiling:
         self.title = f"ceiling, {blocks} blocks"
 
     def can_run(self, workload: Workload) -> bool:
-        return workload.ledgers == 1 and not workload.read_entries
+        return workload.ledgers == 1 and workload.kind == WRITE
 
     async def start(self, directory: Path, workload: Workload, stack: AsyncExitStack) -> Servers:
         log = directory / "ceiling.log"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Run = dict[str, Any]
 FIGURES = (
     "adds_per_s", "p50_ms", "p99_ms", "p999_ms", "client_us", "servers_us", "server_mib",
-    "process_bytes_per_payload_byte", "device_bytes_per_payload_byte", "failed",
+    "process_bytes_per_payload_byte", "device_bytes_per_payload_byte", "failed", "pause_ms", "read_share",
 )  # fmt: skip
 
 

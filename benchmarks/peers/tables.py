@@ -19,6 +19,7 @@ _HEAD = (
     "| memory of a server, MiB | client + servers µs | bookie-aio is |\n"
     "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|"
 )
+_KILL_HEAD = "| system | fsync before ack | pause, ms | failed | bookie-aio takes |\n|---|---|---:|---:|---:|"
 
 
 def tables(document: dict[str, Any], systems: Sequence[System]) -> str:
@@ -26,9 +27,11 @@ def tables(document: dict[str, Any], systems: Sequence[System]) -> str:
     runs = document["runs"]
     parts = []
     for workload in WORKLOADS.values():
-        rows = [row for system in systems if (row := _row(runs, workload.name, system))]
+        row_of = _kill_row if workload.needs_kill else _row
+        rows = [row for system in systems if (row := row_of(runs, workload.name, system))]
         if rows:
-            parts.append("\n".join([f"### {workload.title}\n", _HEAD, *rows]))
+            head = _KILL_HEAD if workload.needs_kill else _HEAD
+            parts.append("\n".join([f"### {workload.title}\n", head, *rows]))
     failed = [run for run in runs if "error" in run]
     if failed:
         lines = [
@@ -38,13 +41,31 @@ def tables(document: dict[str, Any], systems: Sequence[System]) -> str:
     return "\n\n".join(parts)
 
 
+def _kill_row(runs: list[dict[str, Any]], workload: str, system: System) -> str | None:
+    found = medians(runs, workload, system.name)
+    if found is None:
+        return None
+    times = ratio(runs, workload, OURS, system.name, "pause_ms")
+    cells = (
+        system.title,
+        "yes" if system.is_durable else "no",
+        f"{found['pause_ms']:,.0f}",
+        f"{found['failed']:,.0f}",
+        "" if times is None or system.name == OURS else f"{times:.2f} ×",
+    )
+    return f"| {' | '.join(cells)} |"
+
+
 def _row(runs: list[dict[str, Any]], workload: str, system: System) -> str | None:
     found = medians(runs, workload, system.name)
     if found is None:
         return None
-    is_read = WORKLOADS[workload].read_entries > 0
+    is_read = WORKLOADS[workload].is_read
+    # At a fixed rate the latency is compared, since all have the same throughput.
+    figure = "p50_ms" if WORKLOADS[workload].rate else "adds_per_s"
     written = [found.get(f"{by}_bytes_per_payload_byte") for by in ("process", "device")]
-    times = ratio(runs, workload, OURS, system.name)
+    times = ratio(runs, workload, OURS, system.name, figure)
+    client, servers = found["client_us"], found["servers_us"]
     cells = (
         system.title,
         "–" if is_read else "yes" if system.is_durable else "no",
@@ -54,7 +75,7 @@ def _row(runs: list[dict[str, Any]], workload: str, system: System) -> str | Non
         f"{found['failed']:,.0f}",
         ", ".join("–" if one is None else f"{one:.2f}" for one in written),
         f"{found['server_mib']:,.0f}",
-        f"{found['client_us']:.1f} + {found['servers_us']:.1f}",
+        f"{client:.1f} + {servers:.1f} = {client + servers:.1f}",
         "" if times is None or system.name == OURS else f"{times:.2f} ×",
     )
     return f"| {' | '.join(cells)} |"

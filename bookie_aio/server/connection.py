@@ -127,7 +127,7 @@ class Connection(asyncio.BufferedProtocol):
         self._stalled_since: float | None = None
         self._stalled_bytes = 0
         self._bytes_pending = 0
-        self._again: deque[Callable[[], None]] = deque()  # goes on with a request that had to wait
+        self.again: deque[Callable[[], None]] = deque()  # goes on with a request that had to wait
         self._awaited: asyncio.Future[Any] | None = None  # what that request waits for
         self._is_slow = False  # the request being handled, or that waits, is one of the slow lane
         self._price = DEAR  # of that request
@@ -225,8 +225,8 @@ class Connection(asyncio.BufferedProtocol):
             while (frame := self._next_frame()) is not None:
                 self._frame_since = None
                 requests = 1
-                if self._again:
-                    self._again.popleft()()
+                if self.again:
+                    self.again.popleft()()
                 elif self.is_greeted:
                     requests = self._dispatcher.handle(self, *frame)
                 else:
@@ -265,7 +265,7 @@ class Connection(asyncio.BufferedProtocol):
         A frame that has to wait blocks the connection. A request that waited comes before the next frame.
         """
         parser, lane = self._parser, self._backpressure.slow_lane
-        if not self._again:
+        if not self.again:
             op = parser.next_op
             if op < 0:
                 self._is_slow = False
@@ -283,7 +283,7 @@ class Connection(asyncio.BufferedProtocol):
             self._awaits_turn = True
             self._block()
             return None
-        return _NO_FRAME if self._again else parser.next_packed()
+        return _NO_FRAME if self.again else parser.next_packed()
 
     def _greet(self, packed: memoryview) -> None:
         if self._dispatcher.greet(self, packed):
@@ -379,17 +379,8 @@ class Connection(asyncio.BufferedProtocol):
     def go_on_after(self, future: asyncio.Future[Any], go_on: Callable[[], None]) -> None:
         """Go on with the present request once the future is done, and handle no other before that."""
         self._awaited = future
-        self._again.appendleft(go_on)
+        self.again.appendleft(go_on)
         future.add_done_callback(self._awaited_done)
-
-    @property
-    def is_waiting(self) -> bool:
-        """Return whether the present request waits for a future."""
-        return self._awaited is not None
-
-    def go_on_behind(self, go_on: Callable[[], None]) -> None:
-        """Call `go_on` behind the present request, which waits, and handle no other before that."""
-        self._again.append(go_on)
 
     def _awaited_done(self, future: asyncio.Future[Any]) -> None:
         self._awaited = None

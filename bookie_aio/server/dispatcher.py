@@ -397,8 +397,8 @@ class Dispatcher:
                 self._take(peer, add.request_id, add.auth, add.request, add.block, (frame, add))
                 if not peer.is_open:  # a block that is not intact: no more is believed
                     return
-                if peer.is_waiting:
-                    peer.go_on_behind(partial(self._take_adds, peer, frame, adds))
+                if peer.again:
+                    peer.again.append(partial(self._take_adds, peer, frame, adds))
                     return
         finally:
             self._adds.flush()
@@ -411,8 +411,8 @@ class Dispatcher:
                 self._take(peer, lac.request_id, lac.auth, lac.request, _NO_BODY)
                 if not peer.is_open:
                     return
-                if peer.is_waiting:
-                    peer.go_on_behind(partial(self._take_lacs, peer, lacs))
+                if peer.again:
+                    peer.again.append(partial(self._take_lacs, peer, lacs))
                     return
         finally:
             self._lacs.flush(peer)

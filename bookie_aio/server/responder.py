@@ -17,6 +17,7 @@ from metadata.errors import DiskFullError, NoSuchLedgerError, StorageError
 
 if TYPE_CHECKING:
     import asyncio
+    from collections import deque
     from collections.abc import Callable, Coroutine
 
     from bookie_aio.metrics import RequestMetrics
@@ -44,6 +45,8 @@ class Peer(Protocol):
     """The loop's time when bytes arrived last. No request that has arrived is younger."""
     arrived_at: float
     """The same by the bookie's clock, for the metrics."""
+    again: deque[Callable[[], None]]
+    """Called in turn before the next frame: to go on with a request that waits, then with those behind it."""
 
     def __hash__(self) -> int: ...
 
@@ -71,13 +74,6 @@ class Peer(Protocol):
 
     def go_on_after(self, future: asyncio.Future[Any], go_on: Callable[[], None]) -> None:
         """Go on with the present request once the future is done, and handle no other before that."""
-
-    @property
-    def is_waiting(self) -> bool:
-        """Return whether the present request waits (`go_on_after`)."""
-
-    def go_on_behind(self, go_on: Callable[[], None]) -> None:
-        """Call `go_on` behind the present request, and handle no other before that."""
 
     def fail(self, reason: str) -> None:
         """Close the connection because of the peer's fault, once the answers queued so far have left."""

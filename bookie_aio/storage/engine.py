@@ -104,6 +104,9 @@ class Engine:
         self._on_indexed = on_indexed
         self._on_failed = on_failed
         self._on_writable = on_writable
+        self.record_bytes_max = min(_RECORD_BYTES_MAX, config.segment_bytes // _RECORD_SHARE)
+        """A record of many blocks takes no more from here on. One that is large may leave much of a segment
+        unused, since it is never cut."""
         self._health = StorageHealth(self)
         self._disk = FailStopDisk(disk, self._health)
         self.disk: Disk = self._disk  # for other files in the directories
@@ -409,18 +412,21 @@ class Engine:
             DiskFullError: not accepted: no space (with `from_reserve`: the reserve is used up as well).
             EntryTooLargeError: the block does not fit into a segment.
         """
-        size = self._size_of(block)
+        size = self.size_of(block)
         if not self._health.has_room:
             if not from_reserve:
                 raise DiskFullError("no space left for ordinary adds")
             self._check_room(size, self._config.space.reserve_bytes // _FENCE_SHARE)
-        self._append_block(block, done, size, 0 if states_lac else form.STATES_NOTHING)
+        for watch in self.add_watches:
+            watch.note(block)
+        row = form.block_row(block, 0 if states_lac else form.STATES_NOTHING)
+        self._accept(block.ledger_id, Record(row, block.view, block, done, size))
 
     def append_blocks(self, blocks: list[Block], body: Buffer, done: Done) -> None:
         """Accept ordinary blocks, of many ledgers perhaps, as one record; all or none of them are accepted.
 
         Args:
-            blocks: whole blocks that `check_fits` has passed, in their order. The list is kept.
+            blocks: whole blocks that `size_of` has passed, in their order. The list is kept.
             body: their bytes, one after another. Kept until they are durable, and written without a copy.
             done: called once, when all of them are durable and indexed, or none will be.
 
@@ -436,18 +442,6 @@ class Engine:
         row = b"".join(map(form.block_row, blocks))
         self._journal.append(Record(row, body, blocks, done, len(row) + len(body)))
 
-    def check_fits(self, block: Block) -> None:
-        """Raise EntryTooLargeError where a block does not fit into a segment."""
-        self._size_of(block)
-
-    @property
-    def record_bytes_max(self) -> int:
-        """Return the size from which on a record takes no further block.
-
-        A record is never cut, so a large one would leave much of a segment unused.
-        """
-        return min(_RECORD_BYTES_MAX, self._config.segment_bytes // _RECORD_SHARE)
-
     def append_copy(self, block: Block, done: Done) -> None:
         """Accept a copy of a stored block whose segment is to be given up.
 
@@ -455,22 +449,21 @@ class Engine:
             DiskFullError: no space.
             EntryTooLargeError: segments have become smaller than the block.
         """
-        size = self._size_of(block)
+        size = self.size_of(block)
         if self._allocator.is_full:
             raise DiskFullError("no space left for copies")
         # The LAC that the block states was learnt when the block was stored, and is in the checkpoint.
-        self._append_block(block, done, size, form.STATES_NOTHING)
+        for watch in self.add_watches:
+            watch.note(block)
+        row = form.block_row(block, form.STATES_NOTHING)
+        self._accept(block.ledger_id, Record(row, block.view, block, done, size))
 
-    def _size_of(self, block: Block) -> int:
+    def size_of(self, block: Block) -> int:
+        """Return the size of a block's record. Raises EntryTooLargeError if no segment has room for it."""
         size = block.total_bytes + form.ROW_BYTES
         if size > self._config.segment_bytes - form.DATA_OFFSET - form.GROUP_HEADER_BYTES:
             raise EntryTooLargeError(f"a block of {size} bytes does not fit into a segment")
         return size
-
-    def _append_block(self, block: Block, done: Done, size: int, flags: int) -> None:
-        for watch in self.add_watches:
-            watch.note(block)
-        self._accept(block.ledger_id, Record(form.block_row(block, flags), block.view, block, done, size))
 
     def append_term(self, ledger_id: int, term: int, done: Done) -> None:
         """Accept a fence: the ledger's term is at least `term` from this call on. Raises DiskFullError."""

@@ -86,6 +86,8 @@ Answer = TypeVar("Answer")
 _PIECE_ENTRIES = 4096
 _PIECES_AT_ONCE = 4
 """With a throttle it is one piece at a time: who yields to others has one request under way."""
+_THROTTLED_BYTES = 128 << 10
+"""With a throttle an answer has so many bytes, so that no bookie and no disk is busy with one for long."""
 _LIFT_TIMEOUT_S = 120.0
 """The bookie looks up all entries that it owes of the ledger."""
 
@@ -621,8 +623,11 @@ class _Copier:
 
     async def _read(self, connection: BookieConnection, wanted: ClassRange) -> tuple[list[Block], ReadAnswer]:
         began = self._loop.time()
+        budget = self._config.read_ahead_bytes
+        if self._throttle is not None:
+            budget = min(budget, _THROTTLED_BYTES)
         answer, body = await connection.call(
-            wanted.request(self._config.read_ahead_bytes),
+            wanted.request(budget),
             ReadAnswer,
             timeout_s=self._config.read_timeout_s,
             ledger_id=wanted.ledger_id,

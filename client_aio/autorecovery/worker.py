@@ -101,7 +101,7 @@ class Worker:
         self._wake = asyncio.Event()
         self._paused = asyncio.Event()
         self._resumed = asyncio.Event()
-        self.record = WorkerRecord(name)
+        self.record = self._announced = WorkerRecord(name)
 
     async def run(self) -> None:
         """Do tasks until cancelled. Errors of the metadata store are waited out."""
@@ -116,9 +116,13 @@ class Worker:
                 try:
                     if registration is None:
                         registration = await self._tasks.announce(self.record)
+                        self._announced = self.record
+                    if self._paused.is_set():
+                        await self._announce(registration)
                     await self._resumed.wait()
                     ref = await self._next()
                     if ref is None:
+                        await self._announce(registration)
                         await self._rest()
                         continue
                     await self._do(ref, registration)
@@ -241,8 +245,9 @@ class Worker:
         share = self._config.cluster_bytes_per_s / workers
         self._bucket.rate = min(float(self._config.worker_bytes_per_s), share)
         self._courtesy.is_urgent = ref.copies <= Courtesy.COPIES_AT_RISK
+        self._courtesy.share(workers, len(self._context.pool.directory.available))
         self.record = replace(self.record, ledger_id=ref.ledger_id)
-        await registration.update(self.record.to_json())
+        await self._announce(registration)
         began = self._loop.time()
         try:
             # An attempt is given up when an operator pauses auto recovery.
@@ -252,8 +257,12 @@ class Worker:
         finally:
             busy_s = round(self.record.busy_s + self._loop.time() - began, 3)
             self.record = replace(self.record, ledger_id=None, busy_s=busy_s)
-            with suppress(BookKeeperError):
-                await registration.update(self.record.to_json())
+
+    async def _announce(self, registration: Registration) -> None:
+        """Write the record, at the beginning of a task and of a rest: one write for two tasks' border."""
+        if self.record != self._announced:
+            await registration.update(self.record.to_json())
+            self._announced = self.record
 
     async def _settle(self, ref: TaskRef, task: RepairTask, version: Version, outcome: Outcome) -> None:
         """Delete a task that is done; note the failure of another one, for people and for other workers."""

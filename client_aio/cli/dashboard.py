@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 import client_aio
+from bookie_aio.config import is_loopback
 from client_aio.cli.options import (
     Invocation,
     LogJson,
@@ -29,7 +30,6 @@ from metadata.backends.uri import parse_uri
 app = typer.Typer(help="Serve the status page of a cluster over HTTP.")
 
 PORT = 9460
-_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 @command(app, "dashboard")
@@ -70,7 +70,7 @@ async def dashboard(
     uri = uri or invocation.metadata_uri
     parse_uri(uri)
     host, port = http_address(http)
-    if host not in _LOOPBACK and not allow_remote_without_auth:
+    if not is_loopback(host) and not allow_remote_without_auth:
         usage_error(
             f"--http {http}: the page has no authentication; --allow-remote-without-auth opens it beyond "
             "this machine"

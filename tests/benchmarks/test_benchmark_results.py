@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from benchmarks.document import _ROWS, _STORAGE, PAGE, between, reclaiming_ratios
+from benchmarks.load import Load
 from benchmarks.machine import build_of
-from benchmarks.peers.__main__ import taken_up
+from benchmarks.peers.__main__ import SYSTEMS, taken_up
 from benchmarks.peers.results import Results, medians, ratio
-from benchmarks.peers.workloads import WORKLOADS
+from benchmarks.peers.tables import tables
+from benchmarks.peers.workloads import WORKLOADS, Workload
 
 SETTINGS = {"measured_s": 1}
 
@@ -55,6 +57,23 @@ def test_the_command_that_the_page_prints_takes_up_the_file_beside_it() -> None:
     settings = json.loads(Path(printed[1]).read_text())["settings"]
     assert (settings["measured_s"], settings["settle_s"]) == (float(printed[2]), float(printed[3]))
     assert settings["warm_up_s"] == 15
+
+
+@pytest.mark.parametrize("workload", WORKLOADS.values(), ids=WORKLOADS)
+def test_a_driver_gets_the_load_that_was_meant(workload: Workload) -> None:
+    load = workload.load(warm_up_s=2.0, seconds=3.0)
+    assert Load.of_arguments(load.arguments()) == load
+    assert (load.kind, load.rate, load.seconds) == (workload.kind, workload.rate, 3.0)
+    assert any(system.can_run(workload) for system in SYSTEMS)
+
+
+def test_a_table_of_kills_compares_pauses() -> None:
+    def killed(system: str, pause_ms: float) -> dict[str, Any]:
+        return {"workload": "1k-failover", "system": system, "round": 0, "pause_ms": pause_ms, "failed": 0}
+
+    found = tables({"runs": [killed("product", 20), killed("bookkeeper", 80)]}, SYSTEMS)
+    assert "| BookKeeper, defaults | yes | 80 | 0 | 0.25 × |" in found
+    assert "| bookie-aio | yes | 20 | 0 |  |" in found
 
 
 def test_the_pause_is_compared_with_the_quiet_before_it_and_after_it() -> None:

@@ -66,6 +66,12 @@ def test_nobody_waits_for_a_bookie_whose_id_has_ended(profile: str, seed: int) -
     replay(profile, seed, pace=None)
 
 
+@pytest.mark.parametrize(("profile", "seed"), [("repaired-by-hand", 804550)])
+def test_many_ledgers_may_take_long_to_repair(profile: str, seed: int) -> None:
+    """A check gave auto recovery forty seconds, however many ledgers lacked copies."""
+    replay(profile, seed, pace=None)
+
+
 @pytest.mark.parametrize(("profile", "seed"), [("racing-closers", 58)])
 def test_a_writer_that_has_closed_its_ledger_does_not_fail(profile: str, seed: int) -> None:
     """A late refusal of an add that had its ack quorum failed it, and it could not be closed again."""

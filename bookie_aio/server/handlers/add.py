@@ -189,7 +189,7 @@ class AddHandler:
             self._engine.append_block(block, done, from_reserve=True)
             peer.hold(len(body))
             return
-        self._engine.check_fits(block)
+        self._engine.size_of(block)
         gathered = self._gathered
         if gathered is not None and gathered.size + len(body) > self._engine.record_bytes_max:
             self.flush()

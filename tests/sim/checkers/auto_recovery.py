@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 DELAY_S = 0.8
 _TOLERANCE_S = 0.3
 _COME_BACK_S = 40.0
+"""Without the end of any task."""
+_COME_BACK_MAX_S = 200.0
 _BLINDING = ("meta_", "pause", "isolate", "block_", "clock_")
 """Beginnings of the kinds of faults by which a client may see the metadata store late."""
 
@@ -124,7 +126,7 @@ class Watched:
         return max(self._longest.get(bookie, 0.0), now - self._gone_at.get(bookie, now))
 
     def _released(self, bookie: str) -> None:
-        """Judge the order that ends a bookie's id: it may refuse to start from here on, though nobody goes on."""
+        """Judge the order that ends a bookie's id. It may refuse to start from then on."""
         self._simulation.released.add(bookie)
         self._simulation.stats["bookie_released"] += 1
         for metadata in self._metadata.values():
@@ -235,11 +237,17 @@ async def check_copies_come_back(simulation: Simulation, client: Client) -> None
     """Have auto recovery run beside no faults, until nothing is left to do."""
     if "auto-recovery" not in simulation.shared:
         return
-    loop, history = simulation.loop, simulation.history
-    give_up_at, lacking = loop.now + _COME_BACK_S, ""
+    loop, history, stats = simulation.loop, simulation.history, simulation.stats
+    lacking, done = "", -1
+    stands_from = began = loop.now
     async with AutoRecovery(client, QUICK, name="judge"):
-        while loop.now < give_up_at and history.violation is None:
+        while history.violation is None:
             await asyncio.sleep(0.3)
+            # A worker rests between its requests, so many ledgers take long. Only standing still is wrong.
+            if (now_done := stats["repair_task_done"]) != done:
+                stands_from, done = loop.now, now_done
+            if loop.now > min(stands_from + _COME_BACK_S, began + _COME_BACK_MAX_S):
+                break
             try:
                 lacking = await _what_lacks(simulation, client)
             except BookKeeperError as error:

@@ -81,11 +81,11 @@ MUTANTS = [
     ),
     Mutant(
         338, "a block that is refused ends its frame",
-        (Edit("bookie_aio.server.dispatcher:Dispatcher._take_adds", "if peer.is_waiting:",
+        (Edit("bookie_aio.server.dispatcher:Dispatcher._take_adds", "if peer.again:",
               "if self.metrics.refused_terms > getattr(self, '_refused', 0):\n"
               "                self._refused = self.metrics.refused_terms\n"
               "                return\n"
-              "            if peer.is_waiting:"),),
+              "            if peer.again:"),),
         tests=(_SERVER, "-k", "no_others"),
     ),
     Mutant(
@@ -126,9 +126,9 @@ MUTANTS = [
     Mutant(
         344, "what is gathered when a frame has to wait is forgotten",
         (Edit("bookie_aio.server.dispatcher:Dispatcher._take_adds",
-              "peer.go_on_behind(partial(self._take_adds, peer, frame, adds))",
+              "peer.again.append(partial(self._take_adds, peer, frame, adds))",
               "self._adds._gathered = None\n"
-              "                peer.go_on_behind(partial(self._take_adds, peer, frame, adds))"),),
+              "                peer.again.append(partial(self._take_adds, peer, frame, adds))"),),
         tests=(_SERVER, "-k", "waits_for_the_metadata_store"),
     ),
 ]  # fmt: skip
