@@ -102,7 +102,7 @@ _HELD_SMALL_BYTES_MAX = 256 * 1024
 _HELD_S_MAX = 0.01
 """Adds are held for no longer, since the add that has no answer may wait for something else than the disk.
 
-A bookie lets an add of a new ledger wait while it reads the id counter, and handles those of other ledgers."""
+A bookie lets an add of a new ledger wait while it reads the id counter, and handles those of others."""
 MANY_BYTES_MAX = 512 * 1024
 """The most bytes of blocks in an ADDS."""
 _MANY_ROWS_BYTES = 32 * 1024

@@ -275,7 +275,9 @@ class LacHandler:
             return
         if len(statement.mac) not in MAC_BYTES:
             # A longer one would make each answer that states this LAC a frame that no client accepts.
-            self._refuse_broken(peer, request_id, f"a LAC statement with a code of {len(statement.mac)} bytes")
+            self._refuse_broken(
+                peer, request_id, f"a LAC statement with a code of {len(statement.mac)} bytes"
+            )
             return
         if statement.content_term > request.term:
             reason = f"a LAC of content term {statement.content_term} under term {request.term}"

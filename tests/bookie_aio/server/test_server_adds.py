@@ -331,7 +331,7 @@ async def test_an_accepted_block_does_not_keep_the_refused_ones_of_its_frame_in_
     append = engine.append_blocks
 
     def note(blocks: list[Block], body: bytes | memoryview, done: object) -> None:
-        kept.extend(len(memoryview(one.view.obj)) for one in blocks)  # type: ignore[arg-type]
+        kept.extend(len(memoryview(one.view.obj)) for one in blocks)
         append(blocks, body, done)  # type: ignore[arg-type]
 
     monkeypatch.setattr(engine, "append_blocks", note)
