@@ -108,12 +108,13 @@ class Driver:
     latencies: list[float] = field(default_factory=list)
     entries: int = 0
     _outstanding: int = 0
+    _failed: BaseException | None = None
     _room: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self, seconds: float, *, is_measured: bool) -> float:
         """Add for some seconds, wait for the last, and return the entries acknowledged per second."""
         now, began, before = time.perf_counter, time.perf_counter(), self.entries
-        while now() - began < seconds:
+        while now() - began < seconds and self._failed is None:
             for _ in range(self.in_flight - self._outstanding):
                 self._add(now(), is_measured=is_measured)
             self._room.clear()
@@ -121,14 +122,19 @@ class Driver:
         while self._outstanding:
             self._room.clear()
             await self._room.wait()
+        if self._failed is not None:
+            raise self._failed
         return (self.entries - before) / (now() - began)
 
     def _add(self, began: float, *, is_measured: bool) -> None:
         self._outstanding += 1
 
         def done(future: asyncio.Future[int]) -> None:
-            future.result()
             self._outstanding -= 1
+            if (error := future.exception()) is not None:
+                self._failed = self._failed or error
+                self._room.set()
+                return
             self.entries += 1
             if is_measured:
                 self.latencies.append(time.perf_counter() - began)

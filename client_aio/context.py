@@ -73,13 +73,19 @@ class Flushes:
 
     def _flush(self) -> None:
         due, self._due = self._due, []
-        for flush in due:
-            try:
-                flush()
-            except Exception as error:
-                # As for callbacks of their own: a fault of one writer keeps no other from sending.
-                context = {"message": "sending adds failed", "exception": error}
-                self._loop.call_exception_handler(context)
+        done = 0
+        try:
+            for flush in due:
+                done += 1
+                try:
+                    flush()
+                except Exception as error:
+                    # As for callbacks of their own: a fault of one writer keeps no other from sending.
+                    context = {"message": "sending adds failed", "exception": error}
+                    self._loop.call_exception_handler(context)
+        finally:
+            for flush in due[done:]:  # an interrupt has ended the loop above
+                self.add(flush)
 
 
 @dataclass

@@ -27,6 +27,7 @@ from bookie_aio.wire.messages import (
     encode_failure,
 )
 from client_aio.bookies.connection import BookieConnection, connect
+from client_aio.context import Flushes
 from client_aio.core.liveness import PING_TIMEOUT_S
 from metadata.errors import BookieUnavailableError, MalformedFrameError, OperationTimeoutError
 from tests.support.rawclient import lac_statement
@@ -304,6 +305,26 @@ async def test_a_timeout_is_the_outcome_of_every_add_of_a_frame_that_was_not_ans
     adding.receive(encode_done(Op.ADDS, [1, 3]))  # late, and of no use to anybody
     assert len(adding.outcomes) == 3
     adding.connection.close()
+
+
+async def test_a_writer_that_cannot_send_keeps_no_other_from_sending() -> None:
+    loop, told, sent = asyncio.get_running_loop(), list[object](), list[str]()
+    loop.set_exception_handler(lambda _, context: told.append(context["exception"]))
+    flushes, error = Flushes(loop), ValueError("a fault")
+
+    def fail() -> None:
+        raise error
+
+    flushes.add(lambda: sent.append("first"))
+    flushes.add(fail)
+    flushes.add(lambda: flushes.add(lambda: sent.append("behind them")))
+    flushes.add(lambda: sent.append("last"))
+    assert sent == []
+    await asyncio.sleep(0)
+    assert sent == ["first", "last"]
+    await asyncio.sleep(0)
+    assert sent == ["first", "last", "behind them"]
+    assert told == [error]
 
 
 async def test_the_lacs_of_a_turn_share_a_frame_behind_its_adds() -> None:
