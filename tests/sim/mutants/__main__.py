@@ -16,7 +16,15 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from tests.sim.mutants import auto_recovery, logs_and_terms, lost_data, protocol, server_and_recovery, storage
+from tests.sim.mutants import (
+    auto_recovery,
+    crowd,
+    logs_and_terms,
+    lost_data,
+    protocol,
+    server_and_recovery,
+    storage,
+)
 from tests.sim.profiles import all_profiles, draw_plan
 from tests.sim.simulation import run_plan
 
@@ -48,6 +56,7 @@ def everything() -> list[Mutant]:
             *server_and_recovery.MUTANTS,
             *lost_data.MUTANTS,
             *auto_recovery.MUTANTS,
+            *crowd.MUTANTS,
         ],
         key=lambda mutant: mutant.number,
     )
