@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 from metadata.errors import BookKeeperError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Generator
+    from collections.abc import Callable, Coroutine, Generator, Sequence
     from types import TracebackType
 
 
@@ -68,6 +68,7 @@ class ClosesOnExit(ABC):
 
     _failure: BookKeeperError | None = None
     _was_told = False
+    _of_batches: Sequence[BookKeeperError] = ()  # the errors of batches that the failure has led to
 
     @abstractmethod
     async def close(self) -> object:
@@ -84,8 +85,12 @@ class ClosesOnExit(ABC):
         Each raise gives the error a traceback. A handle that fails removes the traceback of our own raises.
         """
         failure = self._failure
-        is_told = failure is not None and (self._was_told or failure.__traceback__ is not None)
-        return (failure,) if failure is not None and is_told else ()
+        if failure is None:
+            return ()
+        is_told = self._was_told or any(
+            each.__traceback__ is not None for each in (failure, *self._of_batches)
+        )
+        return (failure,) if is_told else ()
 
     async def __aenter__(self) -> Self:
         return self

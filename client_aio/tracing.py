@@ -58,7 +58,7 @@ HANDLE_CALLS = (
     "try_read_last_add_confirmed",
 )  # fmt: skip
 HANDLE_STREAMS = ("read", "read_batches", "read_unconfirmed", "read_rest", "tail", "tail_batches")
-HANDLE_ADDS = ("add_entry", "append")
+HANDLE_ADDS = ("add_entry", "add_batch", "append", "append_batch")
 
 Attributes = dict[str, str | int]
 
@@ -68,8 +68,8 @@ def trace(client: Client, *, tracer: Tracer | None = None, adds: bool = False) -
 
     Args:
         tracer: None stands for the one of the default provider.
-        adds: each `add_entry` and `append` makes a span as well, up to the acknowledgement. That costs some
-            microseconds an entry, and is for few and large ones.
+        adds: each `add_entry`, `append` and batch makes a span as well, up to the acknowledgement. That costs
+            some microseconds, and is for few and large entries.
 
     Raises:
         InvalidArgumentError: the client is traced already.

@@ -17,8 +17,11 @@ async def main(metadata: str) -> None:
         async with client.create_ledger(ensemble_size=3, write_quorum=3, ack_quorum=2) as ledger:
             first = await ledger.add_entry(b"hello")  # acknowledged: on the disks of two bookies
             futures = [ledger.add_entry(f"entry {n}".encode()) for n in range(1, 1000)]
+            batch = ledger.add_batch([b"%d" % n for n in range(1000, 2000)])  # one future for all of them
             await ledger.flush()  # everything issued is acknowledged now
-            print(f"ledger {ledger.ledger_id}: entries {first} to {futures[-1].result()}")
+            print(
+                f"ledger {ledger.ledger_id}: entries {first} to {futures[-1].result()}, then {batch.result()}"
+            )
 
         reader = await client.open_ledger(ledger.ledger_id)
         async for entry in reader.read(0, 2):

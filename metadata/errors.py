@@ -146,6 +146,7 @@ class BookKeeperError(Exception):
         self.ledger_id = ledger_id
         self.entry_id = entry_id
         self.bookie_id = bookie_id
+        self.acknowledged: int | None = None  # of an `add_batch` that failed: so many of its entries
 
     def __reduce__(self) -> tuple[object, ...]:
         # Spark pickles a task's exception to send it to the driver. The default pickling calls the class with

@@ -487,6 +487,8 @@ class Dispatcher:
                 return
             refusal = self._authoriser.authorise(peer, request, auth, answer)
             if isinstance(refusal, asyncio.Future):
+                if many is not None:
+                    body = memoryview(bytes(body))  # it is not gathered, so it would keep the frame alive
                 go_on = partial(self._carry_out, peer, request_id, auth, request, body, refusal)
                 peer.go_on_after(refusal, go_on)
                 return

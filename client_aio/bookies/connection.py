@@ -99,6 +99,10 @@ _HELD_BYTES_MAX = 32 * 1024
 _SMALL_BLOCK_BYTES = 4 * 1024
 """Blocks of less than this on average are held for a fuller ADDS."""
 _HELD_SMALL_BYTES_MAX = 256 * 1024
+_HELD_S_MAX = 0.01
+"""Adds are held for no longer, since the add that has no answer may wait for something else than the disk.
+
+A bookie lets an add of a new ledger wait while it reads the id counter, and handles those of others."""
 MANY_BYTES_MAX = 512 * 1024
 """The most bytes of blocks in an ADDS."""
 _MANY_ROWS_BYTES = 32 * 1024
@@ -199,6 +203,7 @@ class BookieConnection(asyncio.BufferedProtocol):
         self._first_lac_id = 0
         self._adds_sent = 0  # that were not answered yet
         self._is_release_due = False
+        self._hold_timer: asyncio.TimerHandle | None = None
         self._transport: asyncio.Transport | None = None
         self._write_all: GatheringWrite  # of that transport
         self._loop = asyncio.get_running_loop()
@@ -260,9 +265,9 @@ class BookieConnection(asyncio.BufferedProtocol):
         """Do as `request` for an add, whose `auth` is prepared too. The add may be held back briefly.
 
         While adds of this connection are unanswered, the bookie's group commit is in progress, and further
-        small adds would only wait there. They wait here instead, until an answer comes or they exceed a
-        limit. Small blocks then leave in one frame, as an ADDS: both sides handle many at once. All adds of a
-        connection leave in their order, whether alone or in company.
+        small adds would only wait there. They wait here instead, until an answer comes, they exceed a limit,
+        or `_HELD_S_MAX` is over. Small blocks then leave in one frame, as an ADDS: both sides handle many at
+        once. All adds of a connection leave in their order, whether alone or in company.
         """
         if self.error is not None:
             self._loop.call_soon(on_answer, self.error, NO_BODY)
@@ -278,9 +283,18 @@ class BookieConnection(asyncio.BufferedProtocol):
         self._held_bytes += body_bytes
         if self._held_bytes >= _HELD_BYTES_MAX and self._is_enough():
             self._release()
-        elif not self._adds_sent and not self._is_release_due:
-            self._is_release_due = True
-            self._loop.call_soon(self._release)
+        elif not self._adds_sent:
+            if not self._is_release_due:
+                self._is_release_due = True
+                self._loop.call_soon(self._release)
+        elif self._hold_timer is None:
+            self._hold_timer = self._loop.call_later(_HELD_S_MAX, self._held_for_long)
+
+    def _held_for_long(self) -> None:
+        # Not cancelled when an answer comes: a timer for each burst would cost more than a frame sent early.
+        self._hold_timer = None
+        if self._held:
+            self._release()
 
     def tell_lac(self, message: WriteLac, on_answer: OnAnswer, timeout_s: float, auth: bytes | None) -> None:
         """Do as `request` for a WRITE_LAC. Those of an event-loop iteration leave in one frame."""
@@ -558,6 +572,8 @@ class BookieConnection(asyncio.BufferedProtocol):
         if self._watch is not None:
             self._watch.cancel()
             self._watch = None
+        if self._hold_timer is not None:
+            self._hold_timer.cancel()
         if self._transport is not None:
             # Not close(): it would wait for a peer that may never read the buffered bytes.
             self._transport.abort()

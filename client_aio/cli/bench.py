@@ -179,6 +179,9 @@ async def write(
     invocation: Invocation,
     entry_bytes: EntryBytes = 1024,
     in_flight: Annotated[int, typer.Option(min=1, help="Adds not acknowledged yet, per ledger.")] = 1000,
+    batch: Annotated[
+        int, typer.Option(min=1, help="Entries added at a time, with one future; 1: each by itself.")
+    ] = 1,
     ensemble: Ensemble = 3,
     write_quorum: WriteQuorum = None,
     ack_quorum: AckQuorum = None,
@@ -208,9 +211,10 @@ async def write(
 
             async with asyncio.TaskGroup() as group:
                 for writer, share in zip(writers, _shares(entries, ledgers), strict=True):
-                    group.create_task(_fill(writer, payload, in_flight, share, deadline, measured, show))
+                    adding = _Adding(writer, payload, batch)
+                    group.create_task(_fill(adding, in_flight, share, deadline, measured, show))
         row = measured.row("write")
-    row |= {"entry_bytes": entry_bytes, "in_flight": in_flight, "ledgers": ledgers, **sizes}
+    row |= {"entry_bytes": entry_bytes, "in_flight": in_flight, "batch": batch, "ledgers": ledgers, **sizes}
     if keep:
         row["ledger_ids"] = [writer.ledger_id for writer in writers]
     _print(invocation, row, measured, histogram)
@@ -254,36 +258,69 @@ def _shares(entries: int | None, ledgers: int) -> list[int | None]:
     return [entries // ledgers + (number < entries % ledgers) for number in range(ledgers)]
 
 
+class _Adding:
+    """The adds of one writer that are outstanding, oldest first: of single entries, or of batches."""
+
+    def __init__(self, writer: client_aio.LedgerWriter, payload: bytes, batch: int) -> None:
+        self.payload = payload
+        self.entries = 0  # outstanding
+        self._writer = writer
+        self._batch = batch
+        self._futures: deque[asyncio.Future[Any]] = deque()
+        self._counts: deque[int] = deque()  # of batches
+
+    def __len__(self) -> int:
+        return len(self._futures)
+
+    def add(self, count: int) -> None:
+        """Add so many entries."""
+        self.entries += count
+        writer, payload, batch = self._writer, self.payload, self._batch
+        if batch == 1:
+            self._futures.extend([writer.add_entry(payload) for _ in range(count)])
+            return
+        while count:
+            taken = min(count, batch)
+            self._futures.append(writer.add_batch([payload] * taken))
+            self._counts.append(taken)
+            count -= taken
+
+    async def acknowledged(self) -> int:
+        """Wait for the oldest add; return how many entries have been acknowledged since the last call."""
+        futures, counts, count = self._futures, self._counts, 0
+        await futures[0]
+        while futures and futures[0].done():
+            futures.popleft()
+            count += counts.popleft() if counts else 1
+        self.entries -= count
+        return count
+
+
 async def _fill(
-    writer: Any,
-    payload: bytes,
+    adding: _Adding,
     in_flight: int,
     limit: int | None,
     deadline: float,
     measured: Measured,
     show: Callable[[], None],
 ) -> None:
-    """Keep `in_flight` adds outstanding until the limit or the deadline; then wait for the last ones."""
+    """Keep `in_flight` entries outstanding until the limit or the deadline; then wait for the last ones."""
     now = time.perf_counter
-    outstanding: deque[asyncio.Future[int]] = deque()
     bursts: Bursts = deque()
     issued, shown = 0, now()
     while True:
         if now() < deadline:
-            room = in_flight - len(outstanding)
+            room = in_flight - adding.entries
             room = room if limit is None else min(room, limit - issued)
             if room > 0:
                 bursts.append((room, now()))
-                outstanding.extend([writer.add_entry(payload) for _ in range(room)])
+                adding.add(room)
                 issued += room
-        if not outstanding:
+        if not adding:
             return
-        await outstanding[0]
-        moment, acknowledged = now(), 0
-        while outstanding and outstanding[0].done():
-            outstanding.popleft()
-            acknowledged += 1
-        measured.add(bursts, acknowledged, moment, len(payload))
+        acknowledged = await adding.acknowledged()
+        moment = now()
+        measured.add(bursts, acknowledged, moment, len(adding.payload))
         if moment - shown > _SHOW_EVERY_S:
             shown = moment
             show()

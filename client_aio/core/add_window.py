@@ -28,7 +28,11 @@ The theory, in the terms of ARCHITECTURE.md's rules:
   Both travel over the same connection, hence to the same process. Only then does the LAC pass the group. A
   new occupant of a seat has received nothing and forced nothing.
 
-Entry ids that the application assigns come in any order. `EntryOrder` keeps an entry behind a gap in the ids
+Each entry has a token, by which its owner knows whom to tell. A *run* is a number of entries with one token.
+A run may be cut into several groups, and a group may hold several runs.
+
+`AddQueue` keeps the adds that wait for room in the window. Entry ids that the application assigns come in any
+order. `EntryOrder` keeps an entry behind a gap in the ids
 until the gap is closed. An id may be used once: two payloads under one id cannot both be what readers get.
 
 Owns: entry ids and their order, running length, LAC, LAP, who acknowledged what. Does not own: sockets,
@@ -85,10 +89,17 @@ class Batch:
 class AddGroup(Generic[Token]):
     """Contiguous entries that are acknowledged together."""
 
-    __slots__ = ("batches", "bytes_held", "first_entry", "last_entry", "length", "tokens")
+    __slots__ = ("batches", "bytes_held", "first_entry", "has_runs", "last_entry", "length", "tokens")
 
     def __init__(
-        self, first_entry: int, tokens: list[Token], batches: list[Batch], length: int, bytes_held: int
+        self,
+        first_entry: int,
+        tokens: list[Token],
+        batches: list[Batch],
+        length: int,
+        bytes_held: int,
+        *,
+        has_runs: bool = False,
     ) -> None:
         self.first_entry = first_entry
         self.last_entry = first_entry + len(tokens) - 1
@@ -96,6 +107,7 @@ class AddGroup(Generic[Token]):
         self.batches = batches
         self.length = length  # of the ledger, up to and including the last entry
         self.bytes_held = bytes_held
+        self.has_runs = has_runs  # several entries may have one token
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +199,7 @@ class AddWindow(Generic[Token]):
         self._next_entry = next_entry  # of the first entry not sent yet
         self._payloads: list[bytes] = []
         self._tokens: list[Token] = []
+        self._has_runs = False  # among the entries not sent yet
         self._retained: deque[AddGroup[Token]] = deque()
         self._groups: deque[AddGroup[Token]] = deque()
         self._epochs = [0] * ensemble_size
@@ -233,11 +246,6 @@ class AddWindow(Generic[Token]):
         return not self._groups and not self._retained
 
     @property
-    def has_unsent(self) -> bool:
-        """Return whether entries wait for `flush`."""
-        return bool(self._payloads)
-
-    @property
     def should_gather(self) -> bool:
         """Return whether unsent entries should wait for more: they are few bytes, and a group is in flight.
 
@@ -261,6 +269,13 @@ class AddWindow(Generic[Token]):
         self._tokens.append(token)
         self.bytes_held += len(payload) + ENTRY_OVERHEAD_BYTES
 
+    def add_run(self, payloads: Sequence[bytes], token: Token) -> None:
+        """Take entries under the next ids, all with one token. No Python code runs for each of them."""
+        self._payloads += payloads
+        self._tokens += [token] * len(payloads)
+        self._has_runs = True
+        self.bytes_held += _held(payloads)
+
     def flush(self) -> list[Send]:
         """Form groups of the entries added since the last flush; returns what is to be sent to which seat."""
         if self.is_holding:
@@ -275,6 +290,7 @@ class AddWindow(Generic[Token]):
             group = self._form_group(first_entry, payloads, tokens, [self.length_pushed + len(payloads[0])])
             self._groups.append(group)
             batch = group.batches[0]
+            self._has_runs = False
             return self._sends(batch, batch.mask & ~self.failed & ~self.replacements)
         running = list(accumulate(map(len, payloads), initial=self.length_pushed))[1:]
         while start < count:
@@ -286,6 +302,7 @@ class AddWindow(Generic[Token]):
             for batch in group.batches:
                 sends += self._sends(batch, batch.mask & ~self.failed & ~self.replacements)
             start = stop
+        self._has_runs = False
         return sends
 
     def acknowledged(self, send: Send) -> list[AddGroup[Token]]:
@@ -428,7 +445,7 @@ class AddWindow(Generic[Token]):
         dropped = Outstanding(tuple(self._groups), self._payloads, self._tokens)
         self._groups.clear()
         self._retained.clear()
-        self._payloads, self._tokens = [], []
+        self._payloads, self._tokens, self._has_runs = [], [], False
         self.bytes_held = 0
         return dropped
 
@@ -512,7 +529,7 @@ class AddWindow(Generic[Token]):
                 mask = self._masks[first % self.ensemble_size]
                 batches.append(Batch(first, len(range(offset, count, stride)), mask, block))
         held = size + ENTRY_OVERHEAD_BYTES * count
-        return AddGroup(first_entry, tokens, batches, running[-1], held)
+        return AddGroup(first_entry, tokens, batches, running[-1], held, has_runs=self._has_runs)
 
     def _encode(self, first_entry: int, stride: int, payloads: list[bytes], running: list[int]) -> bytes:
         # A recovery with guaranteed write quorum writes back entries below its frozen LAC.
@@ -530,6 +547,91 @@ class AddWindow(Generic[Token]):
             running=running,
             macs=self._codes(lac, lafr, ids, running, payloads) if self._codes else (),
         )
+
+
+class _Waiting(Generic[Token]):
+    """A run of entries that waits, some of which may have been taken; without entries the place of a bulk."""
+
+    __slots__ = ("payloads", "taken", "token")
+
+    def __init__(self, payloads: Sequence[bytes], token: Token) -> None:
+        self.payloads = payloads
+        self.token = token
+        self.taken = 0
+
+
+class AddQueue(Generic[Token]):
+    """Adds that wait, in their order: for room in the window, or for the end of a bulk before them.
+
+    A bulk has a *place* among them. It takes its entries from elsewhere, and keeps its place until it ends.
+
+    Args:
+        piece_bytes: so many bytes are taken at a time, with the overhead of each entry. So many fit into one
+            group, and into the room that there must be.
+    """
+
+    def __init__(self, piece_bytes: int) -> None:
+        self.bytes_held = 0
+        self._piece_bytes = min(piece_bytes, BATCH_BYTES_MAX)
+        self.queued = 0  # entries, ever
+        self.taken = 0  # of these
+        self._waiting: deque[_Waiting[Token]] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def is_piece(self, payloads: Sequence[bytes]) -> bool:
+        """Return whether entries are few enough to be taken at once."""
+        return len(payloads) == 1 or _held(payloads) <= self._piece_bytes
+
+    def put(self, payloads: Sequence[bytes], token: Token) -> None:
+        """Queue a run of entries behind all others; without entries the place of a bulk."""
+        self._waiting.append(_Waiting(payloads, token))
+        self.queued += len(payloads)
+        self.bytes_held += _held(payloads)
+
+    def take_place(self) -> Token | None:
+        """Remove the place of a bulk from the front and return its token; None if entries come first."""
+        if self._waiting and not self._waiting[0].payloads:
+            return self._waiting.popleft().token
+        return None
+
+    def take(self) -> list[tuple[Sequence[bytes], Token]]:
+        """Remove and return entries from the front, in pieces of runs: `piece_bytes` of them in all at most,
+        and one entry at least. Ends at the place of a bulk."""
+        pieces: list[tuple[Sequence[bytes], Token]] = []
+        left = self._piece_bytes
+        while self._waiting and self._waiting[0].payloads:
+            first = self._waiting[0]
+            start = first.taken
+            candidates = first.payloads[start : start + left // ENTRY_OVERHEAD_BYTES + 1]
+            running = list(accumulate(map(len, candidates), initial=0))
+            fitting = bisect_right(
+                range(len(running)), left, key=lambda at: running[at] + at * ENTRY_OVERHEAD_BYTES
+            )
+            fitting = max(fitting - 1, 0 if pieces else 1)
+            if not fitting:
+                break
+            left -= running[fitting] + fitting * ENTRY_OVERHEAD_BYTES
+            first.taken += fitting
+            self.taken += fitting
+            pieces.append((candidates[:fitting], first.token))
+            if first.taken < len(first.payloads):
+                break
+            self._waiting.popleft()
+        self.bytes_held -= sum(_held(piece) for piece, _ in pieces)
+        return pieces
+
+    def give_up(self) -> list[Token]:
+        """Drop everything that waits; returns the tokens, those of bulks too, in order."""
+        tokens = [each.token for each in self._waiting]
+        self._waiting.clear()
+        self.taken, self.bytes_held = self.queued, 0
+        return tokens
+
+
+def _held(payloads: Sequence[bytes]) -> int:
+    return sum(map(len, payloads)) + ENTRY_OVERHEAD_BYTES * len(payloads)
 
 
 Item = TypeVar("Item")

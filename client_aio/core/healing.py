@@ -27,8 +27,9 @@ from client_aio.core.takeover import take_over
 from metadata.model.log import Position
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
+    from client_aio.core.add_window import Outstanding
     from metadata.errors import BookKeeperError
     from metadata.model.ledger import LedgerMetadata
 
@@ -174,11 +175,22 @@ class Intake(Generic[Token]):
         else:
             self._window.add(data, token)
 
-    def hold_back(self) -> None:
-        """Take what is outstanding out of the window, whose ledger or term has failed."""
+    def put_run(self, payloads: Sequence[bytes], token: Token) -> None:
+        """Take adds that share a token behind all others."""
+        if self.is_holding:
+            for data in payloads:
+                self._backlog.hold(data, token)
+            self._number += len(payloads)
+        else:
+            self._window.add_run(payloads, token)
+
+    def hold_back(self) -> Outstanding[Token]:
+        """Take what is outstanding out of the window, whose ledger or term has failed, and return it."""
         window = self._window
         self._number, self.is_holding = self.last_taken, True
-        self._backlog.cut_off(window.ledger_id, window.lac + 1, window.abort().entries())
+        dropped = window.abort()
+        self._backlog.cut_off(window.ledger_id, window.lac + 1, dropped.entries())
+        return dropped
 
     def go_on(self, window: AddWindow[Token], last_entry: int) -> list[tuple[int, Token]]:
         """Put the adds behind the recovered end into the next window, which begins there.
@@ -190,7 +202,7 @@ class Intake(Generic[Token]):
         self.shift = self._number - len(self._backlog) - last_entry
         self._window, self.is_holding = window, False
         for data, token in self._backlog.take():
-            window.add(data, token)
+            window.add_run((data,), token)
         return [(position.entry_id, token) for position, token in known]
 
     def give_up(self, loss: BookKeeperError | None = None) -> list[Token]:

@@ -11,7 +11,7 @@ The way of an add:
 
     add_entry        the window takes the entry, and gives it the next id
     flush            once an event-loop iteration: the window cuts a batch per write set, and the batch leaves
-                     as one block per bookie of the write set
+                     as one block per bookie of the write set. Entries that come one at a time leave at once
     Done, Failure    a bookie's answer names one batch; the window counts it for that bookie's seat alone
     complete         the owner completes the futures of every entry up to the new LAC, in order (rule 1)
     failed seat      the ensemble change freezes the window, writes the new fragment, reseats, and the window
@@ -195,6 +195,7 @@ class Replicator(Generic[Token]):
         self._former: dict[int, _Seat] = {}  # former occupants, while replacements get copies
         self.flush_is_due = False
         self._gathering: asyncio.TimerHandle | None = None
+        self._comes_alone = False  # the last flush had one entry, with nothing in flight
         self._is_stopped = False
         self._is_fenced = False
 
@@ -390,8 +391,13 @@ class Replicator(Generic[Token]):
         Few bytes wait until the group in flight is acknowledged, for a millisecond at most. Otherwise many
         tasks that add one entry each make batches of one entry, and the processors are saturated long before
         the disk.
+
+        An entry is sent at once where nothing is in flight, and the last one came alone, too. Whether more
+        come in this iteration is not known; the first one of a burst after single entries goes ahead alone.
         """
-        if not self.flush_is_due:
+        if self._comes_alone and not self.flush_is_due and self.window.is_drained:
+            self.flush()
+        elif not self.flush_is_due:
             self.flush_is_due = True
             self.times.began = self._clock()
             self._flush_later(self._flush_or_gather)
@@ -415,8 +421,11 @@ class Replicator(Generic[Token]):
             self._gathering.cancel()
             self._gathering = None
             times.began = (times.began + self._clock()) / 2
-        times.added(self.window.last_add_pushed)
-        self._transmit(self.window.flush())
+        window = self.window
+        last = window.last_add_pushed
+        self._comes_alone = last == window.last_entry_sent + 1 and window.is_drained
+        times.added(last)
+        self._transmit(window.flush())
 
     def _transmit(self, sends: list[Send]) -> None:
         if self._is_fenced:

@@ -1,8 +1,8 @@
 """The writer's handle of an open ledger.
 
 Owns the futures of adds, back-pressure, the idle writer's LAC, and the close of the ledger. Does not own
-acknowledgements (`client_aio.core.add_window`), sending (`client_aio.ledger.replication`), or the replacement
-of bookies (`client_aio.ledger.ensemble_change`).
+acknowledgements (`client_aio.core.add_window`), adds that wait (`client_aio.ledger.waiting_adds`), sending
+(`client_aio.ledger.replication`), or the replacement of bookies (`client_aio.ledger.ensemble_change`).
 
 With deferred sync, forces make durable the entries that the bookies have received. `DeferredSync` owns when a
 force is sent again: a bookie may fail before it answers, and its replacement must receive the entries first.
@@ -19,7 +19,7 @@ import logging
 from asyncio.events import _get_running_loop
 from collections.abc import AsyncIterable
 from threading import get_ident
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from bookie_aio.wire.messages import AddFlag, WriteLac
 from client_aio.context import on_own_loop
@@ -29,11 +29,28 @@ from client_aio.core.healing import Intake
 from client_aio.handles import ClosesOnExit
 from client_aio.lac_clock import LacPublisher
 from client_aio.ledger.entry_reader import writers_reader
-from client_aio.ledger.futures import EntryWaiters, as_unknown, fail_all, fenced_by_metadata, with_message
+from client_aio.ledger.futures import (
+    AnyAdd,
+    BatchAdd,
+    EntryWaiters,
+    as_unknown,
+    complete_runs,
+    fail_all,
+    fenced_by_metadata,
+    note_sent,
+    with_message,
+)
 from client_aio.ledger.metadata_update import VersionedLedgerMetadata
 from client_aio.ledger.replication import CopiesWatch, Replication, StallWatch
+from client_aio.ledger.waiting_adds import (
+    HARD_LIMIT_FACTOR,
+    WaitingAdds,
+    as_batch,
+    as_entry,
+    check_entries,
+    check_room,
+)
 from metadata.errors import (
-    BackpressureError,
     BookKeeperError,
     EntryTooLargeError,
     InvalidArgumentError,
@@ -44,7 +61,7 @@ from metadata.errors import (
 from metadata.ids import NO_ENTRY, TERM_WRITER
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from client_aio.bookies.connection import BookieConnection
     from client_aio.config import WriteOptions
@@ -58,9 +75,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-Token = asyncio.Future[int] | None
+Token = AnyAdd
 _Given = tuple[bytes, asyncio.Future[int]]
-_HARD_LIMIT_FACTOR = 4
 _BULK_TURN_BYTES = BATCH_BYTES_MAX
 """How many bytes of a bulk are taken in one event-loop iteration."""
 
@@ -140,20 +156,27 @@ class LedgerWriter(ClosesOnExit):
         self._has_closed = False  # this writer has closed the ledger, and not found it closed
         self._was_idle = False  # fenced by a bookie while every add had been acknowledged
         self._order: EntryOrder[_Given] | None = EntryOrder() if options.advanced else None
-        self._is_direct = not options.advanced  # and not failed, not closing, no bulk in progress
+        self._is_direct = not options.advanced  # and not failed, not closing, and no adds wait
         self._entry_bytes_max = context.config.entry_bytes_max
-        self._bytes_held_max = _HARD_LIMIT_FACTOR * context.config.max_in_flight_bytes
+        self._bytes_held_max = HARD_LIMIT_FACTOR * context.config.max_in_flight_bytes
         self._create_future: Callable[[], asyncio.Future[int]] = self._loop.create_future
         self._is_running = self._loop.is_running
         self._thread = 0  # in which the loop was running when it was last checked
         self._waiters = EntryWaiters()
         self._room = asyncio.Event()
         self._room.set()
-        self._bulk_lock, self._ending = asyncio.Lock(), asyncio.Lock()
-        self._queued: list[_Given] = []  # added while add_entries runs
-        self._queued_bytes = 0  # with the entries behind a gap in the ids
+        self._ending = asyncio.Lock()
+        self._behind_gap_bytes = 0  # of the entries behind a gap in the ids
         self._attach(metadata, version, term=term, last_entry=last_entry, length=length)
         self._intake = Intake(self._window)
+        self._waiting = WaitingAdds(
+            self._intake.put_run,
+            lambda: self._replicator.flush(),
+            self._make_room,
+            self._all_taken,
+            context.config.max_in_flight_bytes,
+            f"adds that wait in ledger {metadata.ledger_id}",
+        )
         self._reader = self._make_reader()
 
     def _attach(
@@ -249,7 +272,7 @@ class LedgerWriter(ClosesOnExit):
     @property
     def bytes_in_flight(self) -> int:
         """Return the bytes of the unacknowledged entries, including the overhead of each entry."""
-        return self._intake.bytes_held + self._queued_bytes
+        return self._intake.bytes_held + self._waiting.bytes_held + self._behind_gap_bytes
 
     @property
     def is_closed(self) -> bool:
@@ -270,7 +293,7 @@ class LedgerWriter(ClosesOnExit):
     def is_held_up(self) -> bool:
         """Return whether adds wait only for a gap in the ids, which the caller must close."""
         window = self._window
-        has_gap = self._order is not None and self._queued_bytes > 0
+        has_gap = self._order is not None and self._behind_gap_bytes > 0
         return has_gap and window.last_add_pushed == window.last_entry_reported
 
     # --- adding ---
@@ -317,6 +340,43 @@ class LedgerWriter(ClosesOnExit):
             self._add_otherwise(data, future, entry_id)
         return future
 
+    def add_batch(self, entries: Sequence[bytes]) -> asyncio.Future[tuple[int, int]]:
+        """Add many entries under contiguous ids, with one future for all of them; never blocks.
+
+        The cheapest way to add small entries: nothing is done for each of them in Python. A batch that is
+        larger than a frame or than the room in flight is sent piece by piece. Adds made meanwhile get ids
+        behind it.
+
+        Args:
+            entries: a list, or another sequence, of at least one entry. It may be changed after the call.
+
+        Returns:
+            A future of the first and the last id. It is done when the last entry is acknowledged, and so are
+            all before it (rule 1). With deferred sync it is done when Qa bookies have received all of them.
+            Futures of batches and of single entries complete in entry order. Cancelling a future leaves the
+            adds of its batch running, also of the entries that wait for room.
+
+            When it fails, entries from the start of the batch may be in the ledger, without gaps: the error's
+            `acknowledged` says how many are acknowledged. Its outcome is *not done* only where no entry of
+            the batch was sent.
+
+        Raises:
+            InvalidArgumentError: not a sequence of bytes, or an empty one; or the ledger takes ids from its
+                writer. Nothing was sent.
+            EntryTooLargeError: an entry is above the limit. Nothing was sent.
+            BackpressureError: more than four times `max_in_flight_bytes` are in flight. Not done.
+        """
+        self._context.check_loop()
+        if self._order is not None:
+            raise InvalidArgumentError(
+                f"ledger {self.ledger_id} takes ids from its writer: use add_entry(data, entry_id)",
+                ledger_id=self.ledger_id,
+            )
+        payloads = as_batch(entries, self._entry_bytes_max, self.ledger_id)
+        future: asyncio.Future[tuple[int, int]] = self._loop.create_future()
+        self._add_run(payloads, BatchAdd(future, len(payloads)))
+        return future
+
     async def add_entries(
         self, entries: Iterable[bytes | bytearray | memoryview] | AsyncIterable[bytes]
     ) -> tuple[int, int]:
@@ -339,13 +399,9 @@ class LedgerWriter(ClosesOnExit):
             )
         check_entries(entries)
         try:
-            async with self._bulk_lock:
+            async with self._waiting.turn():
                 self._is_direct, losses = False, self._intake.losses
-                try:
-                    first, last = await self._take_all(entries, losses)
-                finally:
-                    self._take_queued()
-                    self._is_direct = not self.is_closed and not self._intake.is_holding
+                first, last = await self._take_all(entries, losses)
             await self._wait_for(last)
             self._intake.check(losses)
         except BookKeeperError as error:
@@ -371,7 +427,7 @@ class LedgerWriter(ClosesOnExit):
         """
         while self._failure is None and self.bytes_in_flight > self._config.max_in_flight_bytes:
             self._context.check_loop()
-            if not self._intake.bytes_held and not self._queued:
+            if not self._intake.bytes_held and not self._waiting:
                 return  # All entries wait behind a gap, which only the caller can close.
             if self._options.deferred_sync:
                 await self.force()
@@ -388,9 +444,7 @@ class LedgerWriter(ClosesOnExit):
         Raises:
             BookKeeperError: the writer's first failure.
         """
-        if self._bulk_lock.locked() and self._queued:
-            async with self._bulk_lock:
-                pass
+        await self._waiting.passed()
         await self._wait_for(self._intake.last_taken)
 
     async def force(self) -> int:
@@ -477,7 +531,7 @@ class LedgerWriter(ClosesOnExit):
                 await self._copies.wait(self._room)
             if self._failure is not None:
                 raise self._failure.with_traceback(None)
-            if is_settled() and not self._queued:
+            if is_settled() and not self._waiting:
                 return
 
     @property
@@ -521,35 +575,35 @@ class LedgerWriter(ClosesOnExit):
                 else f"entry id {entry_id}: ledger {self.ledger_id} was not created with advanced=True",
                 ledger_id=self.ledger_id,
             )
-        if self._failure is not None or self._is_closing:
-            self._refuse(future)
-        elif self.bytes_in_flight > self._bytes_held_max and not self._closes_gap(entry_id):
-            raise BackpressureError(
-                f"{self.bytes_in_flight:,} bytes are in flight in ledger {self.ledger_id}, more than "
-                f"{_HARD_LIMIT_FACTOR} × max_in_flight_bytes: await drain() between adds",
-                ledger_id=self.ledger_id,
-            )
-        elif self._order is not None and entry_id is not None:
-            ready = self._order.take(entry_id, (data, future))
-            self._queued_bytes += len(data) + ENTRY_OVERHEAD_BYTES
-            for item, its_future in ready:
-                self._queued_bytes -= len(item) + ENTRY_OVERHEAD_BYTES
-                self._window.add(item, its_future)
-            if ready:
-                self._replicator.schedule_flush()
-        elif self._intake.is_holding and not self._bulk_lock.locked():
-            self._intake.put(data, future)
-        else:
-            self._queued.append((data, future))
-            self._queued_bytes += len(data) + ENTRY_OVERHEAD_BYTES
+        if self._order is None or entry_id is None or self.is_closed:
+            self._add_run((data,), future)
+            return
+        closes_gap = entry_id == self._order.following and self._window.bytes_held <= self._bytes_held_max
+        if not closes_gap:  # Only the entry at the gap lets the entries that fill the memory go on.
+            check_room(self, f"ledger {self.ledger_id}", self.ledger_id)
+        ready = self._order.take(entry_id, (data, future))
+        self._behind_gap_bytes += len(data) + ENTRY_OVERHEAD_BYTES
+        for item, its_future in ready:
+            self._behind_gap_bytes -= len(item) + ENTRY_OVERHEAD_BYTES
+            self._window.add(item, its_future)
+        if ready:
+            self._replicator.schedule_flush()
 
-    def _closes_gap(self, entry_id: int | None) -> bool:
-        """Return whether this entry closes the gap: only it lets the entries that fill the memory go on."""
-        return (
-            self._order is not None
-            and entry_id == self._order.following
-            and self._window.bytes_held <= self._bytes_held_max
-        )
+    def _add_run(self, payloads: Sequence[bytes], add: AnyAdd) -> None:
+        """Refuse the entries of one add, take them, or have them wait behind others."""
+        if self.is_closed:
+            closed = LedgerClosedError(f"ledger {self.ledger_id} is closed", ledger_id=self.ledger_id)
+            if self._failure is not None:
+                self._was_told, self._was_idle = bool(self.told_failures), False
+            self._of_batches = [*self._of_batches, *fail_all([add], self._failure or closed)]
+            return
+        check_room(self, f"ledger {self.ledger_id}", self.ledger_id)
+        if self._waiting.must_hold(payloads):
+            self._is_direct = False
+            self._waiting.put(payloads, add)
+        else:
+            self._intake.put_run(payloads, add)
+            self._replicator.schedule_flush()
 
     def _refuse_behind_gap(self) -> None:
         if self._order is None or not self._order.waiting:
@@ -560,13 +614,7 @@ class LedgerWriter(ClosesOnExit):
             ledger_id=self.ledger_id,
         )
         fail_all([future for _, future in self._order.give_up()], error)
-        self._queued_bytes = 0
-
-    def _refuse(self, future: asyncio.Future[int]) -> None:
-        closed = LedgerClosedError(f"ledger {self.ledger_id} is closed", ledger_id=self.ledger_id)
-        if self._failure is not None:
-            self._was_told, self._was_idle = bool(self.told_failures), False
-        fail_all([future], self._failure or closed)
+        self._behind_gap_bytes = 0
 
     async def _take_all(
         self, entries: Iterable[bytes | bytearray | memoryview] | AsyncIterable[bytes], losses: int
@@ -617,14 +665,10 @@ class LedgerWriter(ClosesOnExit):
         if self._failure is not None:
             raise self._failure.with_traceback(None)
 
-    def _take_queued(self) -> None:
-        queued, self._queued, self._queued_bytes = self._queued, [], 0
-        for data, future in queued:
-            if self.is_closed:
-                self._refuse(future)
-            else:
-                self._intake.put(data, future)
-        self._replicator.schedule_flush()
+    def _all_taken(self) -> None:
+        """Note that no add waits: entries go to the window directly, where nothing else forbids it."""
+        is_open = not self.is_closed and not self._intake.is_holding
+        self._is_direct = is_open and self._order is None and not self._waiting.is_busy
 
     # --- acknowledgements and failures ---
 
@@ -644,7 +688,10 @@ class LedgerWriter(ClosesOnExit):
 
     def _complete(self, group: AddGroup[Token]) -> None:
         entry_id = group.first_entry
-        for future in group.tokens:
+        if group.has_runs:
+            complete_runs(group.tokens, entry_id, int)
+            return
+        for future in cast("list[asyncio.Future[int] | None]", group.tokens):
             if future is not None and not future.done():
                 future.set_result(entry_id)
             entry_id += 1
@@ -667,14 +714,17 @@ class LedgerWriter(ClosesOnExit):
         self._failure, self._is_direct = as_unknown(error).with_traceback(None), False
         was_idle = self._window.is_idle
         dropped, held = self._window.abort(), self._intake.give_up()
-        queued, self._queued, self._queued_bytes = self._queued, [], 0
+        waiting = self._waiting.give_up()
         behind_gap = self._order.give_up() if self._order is not None else []
-        outstanding = [*held, *queued, *behind_gap]
+        self._behind_gap_bytes = 0
+        outstanding = [*held, *waiting, *behind_gap]
+        note_sent(dropped.groups)
         self._was_idle = was_idle and not outstanding and isinstance(error, LedgerFencedError)
         if self._on_dropped is not None:
             self._on_dropped(dropped)
         else:
-            fail_all([*dropped.tokens(), *held, *(future for _, future in [*queued, *behind_gap])], error)
+            adds = [*dropped.tokens(), *held, *waiting, *(future for _, future in behind_gap)]
+            self._of_batches = fail_all(adds, error)
         self._waiters.fail(error)
         self._room.set()
         self._forces.moved()
@@ -720,20 +770,3 @@ class LedgerWriter(ClosesOnExit):
         self._fail(error)
         self._was_idle = False  # The metadata have decided: a further call fails too.
         raise error
-
-
-def as_entry(data: object, ledger_id: int) -> bytes:
-    """Return a copy of an entry's bytes."""
-    if isinstance(data, (bytes, bytearray, memoryview)):
-        return bytes(data)
-    raise InvalidArgumentError(f"an entry is bytes, not {type(data).__name__}", ledger_id=ledger_id)
-
-
-def check_entries(entries: object) -> None:
-    """Raise InvalidArgumentError unless this is an iterable, and not the bytes of one entry."""
-    if isinstance(entries, (bytes, bytearray, memoryview, str)) or not (
-        hasattr(entries, "__iter__") or hasattr(entries, "__aiter__")
-    ):
-        raise InvalidArgumentError(
-            f"add_entries takes an iterable of entries, not {type(entries).__name__}; add_entry adds one"
-        )

@@ -8,6 +8,7 @@
 
 `Opener` owns these steps up to the new ledger, and the ids of the ledgers that this writer has made.
 `Healer` owns the records that no ledger is replicating, the failure that ends the writer, and its state.
+These records are the backlog, and behind it those that wait for room (`client_aio.ledger.waiting_adds`).
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ from client_aio.core.healing import Backlog
 from client_aio.core.log_chain import Listing, is_still_own
 from client_aio.healing import Healing, is_final
 from client_aio.ledger.create import create_ledger
-from client_aio.ledger.futures import Failure
+from client_aio.ledger.futures import Failure, complete, fail_all
+from client_aio.ledger.waiting_adds import WaitingAdds, check_room
 from client_aio.log.takeover import LogLedger, LogTakeover, discard, is_met
 from metadata.errors import (
     BookKeeperError,
+    LedgerClosedError,
     LedgerRecoveryError,
     LogFencedError,
     NoSuchLedgerError,
@@ -34,11 +37,12 @@ from metadata.errors import (
 from metadata.model.log import LogRow
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from client_aio.context import ClientContext
     from client_aio.core.digest import Digest
     from client_aio.ledger.create import LedgerSettings
+    from client_aio.log.takeover import RecordAdd
     from metadata.access.logs import LogStore
     from metadata.model.ledger import LedgerMetadata
     from metadata.model.log import LogHead, Position
@@ -80,7 +84,7 @@ class Opener:
         settings: LedgerSettings,
         custom: Mapping[str, bytes],
         log: OpenedLog,
-        backlog: Backlog[asyncio.Future[Position]],
+        backlog: Backlog[RecordAdd],
     ) -> None:
         self._context = context
         self._lists = lists
@@ -221,6 +225,16 @@ class HealedLog(OpenedLog, Protocol):
         """Return the ledger that records go to, or that has failed."""
         ...
 
+    @property
+    def bytes_in_flight(self) -> int:
+        """Return the bytes of all records that are not acknowledged yet."""
+        ...
+
+    @property
+    def max_in_flight_bytes(self) -> int:
+        """Return the bytes above which `drain` waits."""
+        ...
+
     async def withdraw(self) -> None:
         """Take no further step to another ledger; returns when none is under way."""
 
@@ -248,7 +262,12 @@ class Healer:
         self._name = lists.name
         self._log = log
         self._loop = asyncio.get_running_loop()
-        self.backlog: Backlog[asyncio.Future[Position]] = Backlog()
+        self.backlog: Backlog[RecordAdd] = Backlog()
+        what = f"appends that wait in log {lists.name}"
+        limit = context.config.max_in_flight_bytes
+        self.waiting = WaitingAdds(
+            self._take_run, self._send, self._make_room, lambda: None, limit, what
+        )  # fmt: skip
         self.opener = Opener(context, lists, settings, custom, log, self.backlog)
         self.failure: BookKeeperError | None = None
         self._failure: Failure | None = None
@@ -295,12 +314,71 @@ class Healer:
         both = (self._failure, self._loss)
         return tuple(each.error for each in both if each is not None and each.is_known)
 
-    def refuse(self, future: asyncio.Future[Position]) -> None:
-        """Fail the future of a record that came after the failure."""
-        assert self._failure is not None
-        self._failure.fail([future])
+    # --- taking, and holding back ---
 
-    # --- holding back ---
+    def put(self, records: Sequence[bytes], add: RecordAdd, *, is_closing: bool) -> None:
+        """Refuse the records of one add, or take them now or in their turn.
+
+        Raises:
+            BackpressureError: as `LogWriter.append`.
+        """
+        if self._failure is not None:
+            self._failure.fail([add])
+        elif is_closing:
+            fail_all([add], LedgerClosedError(f"log {self._name!r} has been closed by this writer"))
+        else:
+            check_room(self._log, f"log {self._name!r}")
+            self._put(records, add)
+
+    def _put(self, records: Sequence[bytes], add: RecordAdd) -> None:
+        if self.waiting.must_hold(records):
+            self.waiting.put(records, add)
+        else:
+            self._take_run(records, add)
+
+    def _take_run(self, payloads: Sequence[bytes], add: RecordAdd) -> None:
+        if not self.is_holding:
+            self._log.current.take(payloads, add)
+            return
+        for data in payloads:
+            self.backlog.hold(data, add)
+
+    def _send(self) -> None:
+        if not self.is_holding:
+            self._log.current.send()
+
+    async def drain(self) -> None:
+        """Wait until at most `max_in_flight_bytes` are in flight, of the records that wait, too.
+
+        Raises as `_make_room`.
+        """
+        while self.waiting and self._log.bytes_in_flight > self._context.config.max_in_flight_bytes:
+            self._context.check_loop()
+            await self.waiting.moved()
+        await self._make_room()
+
+    async def _make_room(self) -> None:
+        """Wait until at most `max_in_flight_bytes` of the records that do not wait are in flight.
+
+        Raises:
+            BookKeeperError: the failure that ended the writer; or an error of `LedgerWriter.drain` after
+                which the ledger goes on.
+        """
+        limit = self._context.config.max_in_flight_bytes
+        while self.failure is None:
+            ledger = self._log.current
+            if ledger.bytes_in_flight + self.backlog.bytes_held <= limit:
+                break
+            if self.is_holding:
+                await self.switched()
+                continue
+            try:
+                await ledger.drain()
+            except BookKeeperError:
+                if ledger.failure is None:
+                    raise
+                # The ledger has failed: the writer heals, or has ended.
+        self.check()
 
     def hold(self) -> None:
         """Hold back the records appended from now on."""
@@ -310,8 +388,8 @@ class Healer:
     def release(self, ledger: LogLedger) -> None:
         """Send the records held back to a ledger."""
         self.is_holding = False
-        for data, future in self.backlog.take():
-            ledger.take(data, future)
+        for data, add in self.backlog.take():
+            ledger.take((data,), add)
         self._switched.set()
 
     async def switched(self) -> None:
@@ -351,9 +429,8 @@ class Healer:
 
     def _settled(self, last_entry: int) -> None:
         known = self.backlog.ended(last_entry)
-        for position, future in known:
-            if not future.done():
-                future.set_result(position)
+        for position, add in known:
+            complete(add, position)
         if known:
             self.completed = known[-1][0]
         logger.info(
@@ -368,7 +445,7 @@ class Healer:
             return
         self._failure = Failure(error)
         self.failure = self._failure.error
-        self._failure.fail(self.backlog.give_up())
+        self._failure.fail([*self.backlog.give_up(), *self.waiting.give_up()])
         self.healing.cancel()
         self._switched.set()
 
@@ -403,5 +480,5 @@ class Healer:
         # A younger record must not overtake these. Only the recovered end of their ledger keeps those that
         # are on their way from coming later.
         self._log.current.fail(error)
-        self._loss.fail(self.backlog.give_up())
+        self._loss.fail([*self.backlog.give_up(), *self.waiting.give_up()])
         self._stir()

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 from client_aio.admin.delete import delete_ledger
 from client_aio.config import WriteOptions
 from client_aio.core.log_chain import to_recover
+from client_aio.ledger.futures import BatchAdd, complete_runs
 from client_aio.ledger.recovery import check_reach, recover_ledger
 from client_aio.ledger.writer import LedgerWriter
 from metadata.errors import (
@@ -43,6 +44,9 @@ if TYPE_CHECKING:
     from metadata.model.ledger import LedgerMetadata
     from metadata.model.log import LogHead, LogRow
     from metadata.store import Version
+
+RecordAdd = asyncio.Future[Position] | BatchAdd[Position]
+"""A record's add, or that of the batch it is in."""
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -118,7 +122,7 @@ class LogLedger(LedgerWriter):
         on_failed: Callable[[LogLedger, BookKeeperError], None],
     ) -> None:
         super().__init__(context, metadata, version, digest, WriteOptions())
-        self.cut_off: list[tuple[bytes, asyncio.Future[Position]]] = []
+        self.cut_off: list[tuple[bytes, RecordAdd]] = []
         """The records that were outstanding when this ledger failed, in order: those behind the LAC."""
         self._log_name = log_name
         self._on_progress = on_progress
@@ -139,11 +143,15 @@ class LogLedger(LedgerWriter):
         """Add a record; as `add_entry`, but the future returns the record's position."""
         return cast("asyncio.Future[Position]", self.add_entry(data))
 
-    def take(self, data: bytes, future: asyncio.Future[Position]) -> None:
-        """Add a record that was held back, however many bytes are in flight. The ledger has not failed."""
+    def take(self, records: Sequence[bytes], add: RecordAdd) -> None:
+        """Add records of one add, however many bytes are in flight. The ledger has not failed."""
         assert self._failure is None
-        self._window.add(data, cast("asyncio.Future[int]", future))
+        self._window.add_run(records, add)
         self._replicator.schedule_flush()
+
+    def send(self) -> None:
+        """Send at once what `take` has taken."""
+        self._replicator.flush()
 
     def lost(self, why: str) -> LogFencedError:
         """Build the error of a writer that has lost the log."""
@@ -157,6 +165,10 @@ class LogLedger(LedgerWriter):
 
     def _complete(self, group: AddGroup[Token]) -> None:
         ledger_id, entry_id = self.ledger_id, group.first_entry
+        if group.has_runs:
+            complete_runs(group.tokens, entry_id, lambda each: Position(ledger_id, each))
+            self._on_progress(self)
+            return
         for future in cast("list[asyncio.Future[Position] | None]", group.tokens):
             if future is not None and not future.done():
                 future.set_result(Position(ledger_id, entry_id))
@@ -171,7 +183,7 @@ class LogLedger(LedgerWriter):
             self._on_failed(self, error)
 
     def _keep_dropped(self, dropped: Outstanding[Token]) -> None:
-        self.cut_off = cast("list[tuple[bytes, asyncio.Future[Position]]]", dropped.entries())
+        self.cut_off = cast("list[tuple[bytes, RecordAdd]]", dropped.entries())
 
 
 logger = logging.getLogger(__name__)

@@ -18,12 +18,12 @@ from client_aio.context import on_own_loop
 from client_aio.core.log_chain import TAG
 from client_aio.handles import ClosesOnExit
 from client_aio.healing import APPEND_TIMEOUT_S
-from client_aio.ledger.futures import fail_all
+from client_aio.ledger.futures import BatchAdd
+from client_aio.ledger.waiting_adds import as_batch
 from client_aio.log.healing import Healer
 from client_aio.log.roller import Roller
 from client_aio.log.truncation import ensure_log
 from metadata.errors import (
-    BackpressureError,
     BookKeeperError,
     InvalidArgumentError,
     LedgerClosedError,
@@ -35,7 +35,7 @@ from metadata.errors import (
 from metadata.model.log import Position
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping
+    from collections.abc import AsyncGenerator, Mapping, Sequence
 
     from client_aio.context import ClientContext
     from client_aio.core.log_chain import RollLimits
@@ -44,8 +44,6 @@ if TYPE_CHECKING:
     from client_aio.log.healing import Listed
     from client_aio.log.takeover import LogLedger
     from metadata.access.logs import LogStore
-
-_HARD_LIMIT_FACTOR = 4
 
 
 async def open_log(
@@ -106,6 +104,7 @@ class LogWriter(ClosesOnExit):
         self._limits = limits
         self._loop = asyncio.get_running_loop()
         self._healer = Healer(context, lists, self._settings, custom, self, append_timeout_s)
+        self._waiting = self._healer.waiting
         self._opened: LogLedger | None = None
         self._roller: Roller | None = None
         self._rolls = 0  # of former rollers, and by healing
@@ -157,7 +156,8 @@ class LogWriter(ClosesOnExit):
     @property
     def bytes_in_flight(self) -> int:
         """Return the bytes of the records not acknowledged yet, with each record's overhead."""
-        return self.current.bytes_in_flight + self._healer.backlog.bytes_held
+        healer = self._healer
+        return self.current.bytes_in_flight + healer.backlog.bytes_held + healer.waiting.bytes_held
 
     @property
     def max_in_flight_bytes(self) -> int:
@@ -209,29 +209,46 @@ class LogWriter(ClosesOnExit):
                 sent.
             BackpressureError: more than four times `max_in_flight_bytes` are in flight. Nothing was sent.
         """
-        if self._healer.is_holding or self._is_closing:
-            return self._append_otherwise(data)
+        if self._healer.is_holding or self._is_closing or self._waiting.is_busy:
+            self._context.check_loop()
+            if not isinstance(data, (bytes, bytearray, memoryview)):
+                raise InvalidArgumentError(f"a record is bytes, not {type(data).__name__}")
+            data = bytes(data)
+            self.current.check_size(data)
+            future: asyncio.Future[Position] = self._loop.create_future()
+            self._healer.put((data,), future, is_closing=self._is_closing)
+            return future
         return self.current.append(data)
 
-    def _append_otherwise(self, data: bytes | bytearray | memoryview) -> asyncio.Future[Position]:
-        """Refuse a record, or hold it back for the next ledger."""
+    def append_batch(self, records: Sequence[bytes]) -> asyncio.Future[tuple[Position, Position]]:
+        """Append many records, with one future for all of them; never blocks.
+
+        The cheapest way to append small records: nothing is done for each of them in Python. A batch that is
+        larger than a frame or than the room in flight is sent piece by piece. Appends made meanwhile come
+        behind it.
+
+        Args:
+            records: a list, or another sequence, of at least one record. It may be changed after the call.
+
+        Returns:
+            A future of the first and the last position, done when the last record is acknowledged, and so are
+            all before it (rule 1). The records lie one behind the other, with no other record between them.
+            The log may roll within a batch: then the two positions name different ledgers. Cancelling leaves
+            all appends of the batch running. While the writer heals, futures wait, as those of `append`.
+
+            When it fails, records from the start of the batch may be in the log, without gaps: the error's
+            `acknowledged` says how many are acknowledged. Its outcome is *not done* only where no record of
+            the batch was sent.
+
+        Raises:
+            InvalidArgumentError: not a sequence of bytes, or an empty one. EntryTooLargeError: a record is
+                above the limit. Nothing was sent.
+            BackpressureError: more than four times `max_in_flight_bytes` are in flight. Nothing was sent.
+        """
         self._context.check_loop()
-        if not isinstance(data, (bytes, bytearray, memoryview)):
-            raise InvalidArgumentError(f"a record is bytes, not {type(data).__name__}")
-        data = bytes(data)
-        self.current.check_size(data)
-        future: asyncio.Future[Position] = self._loop.create_future()
-        if self.failure is not None:
-            self._healer.refuse(future)
-        elif self._is_closing:
-            fail_all([future], LedgerClosedError(f"log {self.name!r} has been closed by this writer"))
-        elif self.bytes_in_flight > _HARD_LIMIT_FACTOR * self.max_in_flight_bytes:
-            raise BackpressureError(
-                f"{self.bytes_in_flight:,} bytes are in flight in log {self.name!r}, more than "
-                f"{_HARD_LIMIT_FACTOR} × max_in_flight_bytes: await drain() between appends"
-            )
-        else:
-            self._healer.backlog.hold(data, future)
+        payloads = as_batch(records, self._context.config.entry_bytes_max, None)
+        future: asyncio.Future[tuple[Position, Position]] = self._loop.create_future()
+        self._healer.put(payloads, BatchAdd(future, len(payloads)), is_closing=self._is_closing)
         return future
 
     async def drain(self) -> None:
@@ -239,16 +256,9 @@ class LogWriter(ClosesOnExit):
 
         Raises:
             BookKeeperError: the failure that ended the writer.
+            NotEnoughBookiesError: with guaranteed write quorum, as `LedgerWriter.drain`.
         """
-        healer = self._healer
-        while healer.failure is None and self.bytes_in_flight > self.max_in_flight_bytes:
-            self._context.check_loop()
-            if healer.is_holding:
-                await healer.switched()
-            else:
-                with suppress(BookKeeperError):  # The ledger has failed: the writer heals, or has ended.
-                    await self.current.drain()
-        healer.check()
+        await self._healer.drain()
 
     async def flush(self) -> None:
         """Wait until all records appended so far are acknowledged.
@@ -259,6 +269,7 @@ class LogWriter(ClosesOnExit):
                 raised this. Later records go on.
         """
         healer = self._healer
+        await self._waiting.passed()
         appended = healer.appended
         while healer.failure is None and healer.settled < appended:
             if healer.is_holding:
@@ -278,6 +289,7 @@ class LogWriter(ClosesOnExit):
         """
         healer = self._healer
         healer.check()
+        await self._waiting.passed()
         while not self._is_closing:
             roller = self._roller
             if healer.is_healing or roller is None:
@@ -311,6 +323,8 @@ class LogWriter(ClosesOnExit):
         if self._is_closed:
             return
         await self.flush()
+        while self._waiting:  # Records may have been appended meanwhile.
+            await self.flush()
         self._is_closing = True
         while not self._is_closed:
             await self._healer.until_healed()

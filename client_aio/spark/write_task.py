@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -23,6 +24,7 @@ from client_aio.spark.encoding import Format, make_encoder
 from client_aio.spark.options import AWAY, ENTRY_BYTES_MAX, Outage
 from client_aio.spark.passwords import password_of
 from client_aio.spark.schemas import arrow_schema
+from client_aio.sync.loop_thread import result_of
 from metadata.errors import BookKeeperError
 from metadata.model.ledger import DIGEST_CRC, DIGEST_HMAC
 
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 
     from client_aio.spark.fingerprint import Fingerprint
     from client_aio.spark.options import WriteOptions
+    from client_aio.sync.loop_thread import AddFuture
 
 logger = logging.getLogger(__name__)
 
@@ -120,7 +123,7 @@ def write_ledgers(
             with _create(client, job, password) as ledger:
                 made.append(ledger.ledger_id)
                 rows.clear()
-                ledger.add_chunks(_entries_up_to(options.ledger_bytes, first, chunks, rows))
+                _add_batches(ledger, _entries_up_to(options.ledger_bytes, first, chunks, rows))
             metadata = ledger.metadata
             assert metadata.last_entry is not None
             assert metadata.length is not None
@@ -133,6 +136,17 @@ def write_ledgers(
                 client.delete_ledger(ledger_id, password=password)
         raise
     return tuple(done)
+
+
+def _add_batches(ledger: client_aio.sync.LedgerWriter, batches: Iterator[list[bytes]]) -> None:
+    """Add batches one after another, and wait until all are acknowledged; raise the first failure soon."""
+    adding: deque[AddFuture[tuple[int, int]]] = deque()
+    for batch in batches:
+        adding.append(ledger.add_batch_nowait(batch))  # Blocks while `max_in_flight_bytes` are in flight.
+        while adding and adding[0].done():
+            adding.popleft().result()
+    for added in adding:
+        result_of(added)
 
 
 def connect(options: WriteOptions) -> client_aio.sync.Client:

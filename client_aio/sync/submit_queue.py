@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import threading
 from collections import deque
-from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 from client_aio.core.add_window import ENTRY_OVERHEAD_BYTES
 from client_aio.sync.loop_thread import AddFuture, Room
@@ -42,10 +42,12 @@ class Writer(Protocol):
         """Wait until at most `max_in_flight_bytes` are in flight."""
 
 
-class _Put(NamedTuple, Generic[R]):
-    payload: bytes
+class _Put(NamedTuple):
+    payload: Any
     entry_id: int | None
-    future: AddFuture[R]
+    future: AddFuture[Any]
+    size: int
+    add: Callable[[Any, int | None], asyncio.Future[Any]]
 
 
 class SubmitQueue(Generic[R]):
@@ -53,6 +55,7 @@ class SubmitQueue(Generic[R]):
 
     Args:
         add: adds a payload, under an id where the caller passed one. Called on the loop.
+        add_batch: adds a batch of payloads, as `LedgerWriter.add_batch` does. Called on the loop.
     """
 
     def __init__(
@@ -60,11 +63,13 @@ class SubmitQueue(Generic[R]):
         background: LoopThread,
         writer: Writer,
         add: Callable[[bytes, int | None], asyncio.Future[R]],
+        add_batch: Callable[[list[bytes]], asyncio.Future[tuple[R, R]]],
     ) -> None:
         self._background = background
         self._writer = writer
         self._add = add
-        self._waiting: deque[_Put[R]] = deque()
+        self._add_batch = add_batch
+        self._waiting: deque[_Put] = deque()
         self._is_due = False
         self._putting = threading.Lock()  # of the threads, never of the loop
         self._room = Room()
@@ -82,14 +87,25 @@ class SubmitQueue(Generic[R]):
             BackpressureError: on the loop, in a callback: there is no room, and only the loop can make room.
         """
         future: AddFuture[R] = AddFuture()
+        self._put(_Put(payload, entry_id, future, len(payload) + ENTRY_OVERHEAD_BYTES, self._add))
+        return future
+
+    def put_batch(self, payloads: list[bytes]) -> AddFuture[tuple[R, R]]:
+        """Queue a batch as `put` does: it waits for room once, however large it is."""
+        future: AddFuture[tuple[R, R]] = AddFuture()
+        size = sum(map(len, payloads)) + ENTRY_OVERHEAD_BYTES * len(payloads)
+        self._put(_Put(payloads, None, future, size, lambda batch, _: self._add_batch(batch)))
+        return future
+
+    def _put(self, put: _Put) -> None:
         if self._background.is_here:
-            self._put_here(_Put(payload, entry_id, future))
-            return future
+            self._put_here(put)
+            return
         try:
             with self._putting:
                 self._room.wait_for(self._has_room)
-                self._waiting.append(_Put(payload, entry_id, future))
-                self._bytes_put += len(payload) + ENTRY_OVERHEAD_BYTES
+                self._waiting.append(put)
+                self._bytes_put += put.size
             if not self._is_due:
                 self._is_due = True
                 self._wake()
@@ -97,7 +113,6 @@ class SubmitQueue(Generic[R]):
             # An interrupt may have struck between the append and the wake-up. A second one does no harm.
             self._wake()
             raise
-        return future
 
     def _has_room(self) -> bool:
         if self._bytes_put - self._bytes_done <= self._bytes_max:
@@ -105,12 +120,12 @@ class SubmitQueue(Generic[R]):
         # Entries held up by a gap make no room. The calling thread may have the entry that fills the gap.
         return not self._waiting and self._writer.is_held_up
 
-    def _put_here(self, put: _Put[R]) -> None:
+    def _put_here(self, put: _Put) -> None:
         """Queue on the loop, which must wait neither for room nor for a thread that waits for room."""
         if not self._has_room():
             raise BackpressureError(f"more than {self._bytes_max:,} bytes are in flight: add from a thread")
         # The loop must not write `_bytes_put`, which the threads write under their lock.
-        self._bytes_done -= len(put.payload) + ENTRY_OVERHEAD_BYTES
+        self._bytes_done -= put.size
         self._waiting.append(put)
         self._background.loop.call_soon(self._take)
 
@@ -148,18 +163,18 @@ class SubmitQueue(Generic[R]):
     def _add_all(self) -> None:
         self._is_due = False  # First: a payload queued from now on comes with a wake-up of its own.
         for _ in range(len(self._waiting)):
-            payload, entry_id, future = self._waiting.popleft()
-            complete = self._completer(future, len(payload) + ENTRY_OVERHEAD_BYTES)
+            payload, entry_id, future, size, add = self._waiting.popleft()
+            complete = self._completer(future, size)
             try:
-                added = self._add(payload, entry_id)
+                added = add(payload, entry_id)
             except BookKeeperError as error:  # This payload is refused; those behind it are added.
                 added = self._background.loop.create_future()
                 added.set_exception(error)
             added.add_done_callback(complete)
         self._room.notify()  # All entries may wait behind a gap; see `_has_room`.
 
-    def _completer(self, future: AddFuture[R], size: int) -> Callable[[asyncio.Future[R]], None]:
-        def complete(added: asyncio.Future[R]) -> None:
+    def _completer(self, future: AddFuture[Any], size: int) -> Callable[[asyncio.Future[Any]], None]:
+        def complete(added: asyncio.Future[Any]) -> None:
             self._bytes_done += size
             self._room.notify()
             if not future.set_running_or_notify_cancel():

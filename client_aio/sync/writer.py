@@ -12,13 +12,13 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, Self, TypeVar, overload
 
 from client_aio.core.add_window import BATCH_BYTES_MAX, ENTRY_OVERHEAD_BYTES
-from client_aio.ledger.writer import check_entries
+from client_aio.ledger.waiting_adds import as_batch, check_entries
 from client_aio.log.gaps import LogGap
 from client_aio.sync.loop_thread import AddFuture, ClientHandle, Handle, LoopThread, Room, result_of
 from client_aio.sync.submit_queue import SubmitQueue, Writer, as_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Iterator
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Iterator, Sequence
     from types import TracebackType
 
     import client_aio
@@ -54,7 +54,7 @@ class WriterHandle(Handle, Generic[R]):
     """A blocking writer. A context manager: a normal exit closes it, an exception aborts it.
 
     Args:
-        add: as of `SubmitQueue`.
+        add, add_batch: as of `SubmitQueue`.
     """
 
     def __init__(
@@ -62,10 +62,11 @@ class WriterHandle(Handle, Generic[R]):
         background: LoopThread,
         writer: AnyWriter,
         add: Callable[[bytes, int | None], asyncio.Future[R]],
+        add_batch: Callable[[list[bytes]], asyncio.Future[tuple[R, R]]],
     ) -> None:
         super().__init__(background, writer)
         self._any_writer = writer
-        self._inbox: SubmitQueue[R] = SubmitQueue(background, writer, add)
+        self._inbox: SubmitQueue[R] = SubmitQueue(background, writer, add, add_batch)
 
     def _behind_inbox(self, call: Callable[[], Awaitable[T]]) -> T:
         """Call on the loop, behind all payloads queued before."""
@@ -111,8 +112,9 @@ class LedgerWriter(WriterHandle[int]):
     """Adds entries to a ledger; see `client_aio.LedgerWriter`."""
 
     def __init__(self, background: LoopThread, writer: client_aio.LedgerWriter) -> None:
-        super().__init__(background, writer, writer.add_entry)
+        super().__init__(background, writer, writer.add_entry, writer.add_batch)
         self._writer = writer
+        self._entry_bytes_max = writer._context.config.entry_bytes_max
 
     @property
     def ledger_id(self) -> int:
@@ -159,21 +161,36 @@ class LedgerWriter(WriterHandle[int]):
         self._writer.check_size(payload)
         return self._inbox.put(payload, entry_id)
 
+    def add_batch(self, entries: Sequence[bytes]) -> tuple[int, int]:
+        """Add many entries, wait until all are acknowledged, and return the first and the last id."""
+        self._background.check_thread()
+        return result_of(self.add_batch_nowait(entries))
+
+    def add_batch_nowait(self, entries: Sequence[bytes]) -> AddFuture[tuple[int, int]]:
+        """Add many entries with one future; blocks only while more than `max_in_flight_bytes` are in flight.
+
+        Returns:
+            A `concurrent.futures.Future` of the first and the last id, as of
+            `client_aio.LedgerWriter.add_batch`. A ledger that takes ids from its writer fails the future.
+            Otherwise as that of `add_entry_nowait`.
+
+        Raises:
+            BackpressureError: as for `add_entry_nowait`.
+        """
+        self._check_process()
+        return self._inbox.put_batch(as_batch(entries, self._entry_bytes_max, self.ledger_id))
+
     def add_entries(self, entries: Iterable[bytes | bytearray | memoryview]) -> tuple[int, int]:
         """Add many entries under contiguous ids, wait until all are acknowledged; return first and last id.
 
         The iterable runs on the calling thread, a few MiB ahead of the entries sent.
         """
         check_entries(entries)
-        return self.add_chunks(_chunks(entries))
-
-    def add_chunks(self, chunks: Iterable[list[bytes]]) -> tuple[int, int]:
-        """Add as `add_entries` does, in lists of a size that the caller chooses; some 512 KiB are best."""
         self._check_process()
         bulk = _Bulk(self._background, self._writer)
         try:
             bulk.start(self._inbox.emptied)
-            for chunk in chunks:
+            for chunk in _chunks(entries):
                 bulk.put(chunk)
             return bulk.finish()
         except BaseException:
@@ -352,8 +369,9 @@ class LogWriter(WriterHandle["Position"]):
     """Appends records to a log; see `client_aio.LogWriter`."""
 
     def __init__(self, background: LoopThread, writer: client_aio.LogWriter) -> None:
-        super().__init__(background, writer, lambda payload, _: writer.append(payload))
+        super().__init__(background, writer, lambda payload, _: writer.append(payload), writer.append_batch)
         self._writer = writer
+        self._entry_bytes_max = writer._context.config.entry_bytes_max
 
     @property
     def name(self) -> str:
@@ -382,6 +400,24 @@ class LogWriter(WriterHandle["Position"]):
         """
         self._check_process()
         return self._inbox.put(as_bytes(data, "a record"))
+
+    def append_batch(self, records: Sequence[bytes]) -> tuple[Position, Position]:
+        """Append many records, wait until all are acknowledged; return the first and the last position."""
+        self._background.check_thread()
+        return result_of(self.append_batch_nowait(records))
+
+    def append_batch_nowait(self, records: Sequence[bytes]) -> AddFuture[tuple[Position, Position]]:
+        """Append many records with one future; blocks only while too many bytes are in flight.
+
+        Returns:
+            A `concurrent.futures.Future` of the first and the last position, as of
+            `client_aio.LogWriter.append_batch`. Otherwise as that of `append_nowait`.
+
+        Raises:
+            BackpressureError: as for `append_nowait`.
+        """
+        self._check_process()
+        return self._inbox.put_batch(as_batch(records, self._entry_bytes_max, None))
 
     def roll(self) -> None:
         """As `client_aio.LogWriter.roll`."""

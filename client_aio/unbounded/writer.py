@@ -29,7 +29,7 @@ from client_aio.core.healing import OwnTerms
 from client_aio.core.takeover import TermOpening, take_over
 from client_aio.healing import APPEND_TIMEOUT_S, Healing, WriterState, is_final
 from client_aio.ledger.create import start_writer
-from client_aio.ledger.futures import Failure, as_unknown, fenced_by_metadata
+from client_aio.ledger.futures import Failure, as_unknown, complete, fenced_by_metadata, note_sent
 from client_aio.ledger.recovery import Recovery, check_reach
 from client_aio.ledger.writer import LedgerWriter, Token
 from client_aio.unbounded.paged_fragments import PagedEntries, VersionedFragments
@@ -132,8 +132,8 @@ class UnboundedLedgerWriter(LedgerWriter):
         """Begin a new fragment, and return its first entry; all entries added so far lie before it.
 
         `trim` drops whole fragments. The writer begins fragments by size too. Cancelling does not stop the
-        roll. It may not have begun yet, though: entries that wait behind an `add_entries` delay it until that
-        ends.
+        roll. It may not have begun yet, though: entries that wait, for room or behind an `add_entries`, delay
+        it.
 
         Raises:
             BookKeeperError: the writer's first failure. LedgerClosedError: the writer is closed.
@@ -141,9 +141,7 @@ class UnboundedLedgerWriter(LedgerWriter):
             InvalidTransitionError: the metadata have no room for another fragment until some are trimmed.
                 Adding goes on in the last fragment.
         """
-        if self._bulk_lock.locked() and self._queued:
-            async with self._bulk_lock:  # Entries added before this call wait behind the bulk.
-                pass
+        await self._waiting.passed()  # Entries added before this call may wait, for room or behind a bulk.
         while True:
             await self._healing.until_open()
             changes = self._changes
@@ -280,7 +278,7 @@ class UnboundedLedgerWriter(LedgerWriter):
 
     def _hold_back(self) -> None:
         changes, self._is_direct = self._changes, False
-        self._intake.hold_back()
+        note_sent(self._intake.hold_back().groups)
         for part in self._parts:
             part.stop()
         self._healing.begin(lambda: self._open_again(changes), self._go_on)
@@ -307,13 +305,12 @@ class UnboundedLedgerWriter(LedgerWriter):
             "ledger=%d goes on under term %d behind entry %d: %d of the outstanding entries are there",
             self.ledger_id, metadata.term, opening.last_entry, len(known),
         )  # fmt: skip
-        for entry_id, future in known:
-            if future is not None and not future.done():
-                future.set_result(entry_id)
+        for entry_id, add in known:
+            complete(add, entry_id)
         self._replicator.seat(metadata.last_fragment.bookies, opened.connections)
         self._context.finish_later(asyncio.create_task(self._replicator.lock()))
         self._replicator.schedule_flush()
-        self._is_direct = not self._bulk_lock.locked()
+        self._all_taken()
         self._waiters.reached(self._intake.last_settled)
         self._room.set()
 
@@ -335,7 +332,7 @@ class UnboundedLedgerWriter(LedgerWriter):
             # Only the end of their term keeps entries that are on their way from coming later.
             self._hold_back()
         self._loss = Failure(as_unknown(error))
-        self._loss.fail(self._intake.give_up(self._loss.error))
+        self._loss.fail([*self._intake.give_up(self._loss.error), *self._waiting.give_up()])
         self._waiters.reached(self._intake.last_settled)
         self._room.set()
 

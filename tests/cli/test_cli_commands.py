@@ -211,9 +211,11 @@ def test_bookie_shows_its_figures_by_id_and_by_address(cli: Cli, cluster: Runnin
     assert by_id["bookie_id"] == "b1"
 
 
-def test_bench_counts_what_it_wrote(cli: Cli, tmp_path: Path) -> None:
+@pytest.mark.parametrize("batch", ["1", "30"])
+def test_bench_counts_what_it_wrote(cli: Cli, tmp_path: Path, batch: str) -> None:
     plot = tmp_path / "histogram"
     arguments = ("--entries", "3001", "--ledgers", "2", "--in-flight", "100", "--entry-bytes", "100")
+    arguments += ("--batch", batch)
     row = cli.rows("bench", "write", *arguments, "--keep", "--histogram", str(plot))
     assert row["entries"] == 3001
     assert 0 < row["p50_ms"] <= row["p99_ms"] <= row["max_ms"]

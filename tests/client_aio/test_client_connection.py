@@ -190,6 +190,22 @@ async def test_no_add_waits_for_a_bookie_that_stays_silent() -> None:
     assert len(adding.outcomes) == 2
 
 
+async def test_adds_do_not_wait_for_the_deadlines_behind_one_that_gets_no_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    adding = await Adding.greeted()
+    monkeypatch.setattr(adding.connection, "_check_deadlines", lambda: None)
+    adding.add()  # the bookie reads the id counter for it, say
+    await adding.turn()
+    for number in range(2, 5):
+        adding.wire.written.clear()
+        adding.add(ledger_id=8)
+        await asyncio.wait_for(adding.wire.written.wait(), WAIT_S)
+        adding.answer(number)
+    assert adding.wire.requests() == [[(ADD, number)] for number in range(1, 5)]
+    adding.connection.close()
+
+
 async def test_a_host_that_can_be_none_is_a_bookie_that_cannot_be_reached() -> None:
     """The resolver of names says so by an error that is none of the system's."""
     for host in ("b1..example", "b" * 64 + ".example"):

@@ -81,7 +81,7 @@ def test_what_is_put_in_after_an_interrupt_is_taken() -> None:
         loop = Loop()
         is_here = False
 
-    inbox: SubmitQueue[int] = SubmitQueue(cast("Any", Here()), Taken(), add)
+    inbox: SubmitQueue[int] = SubmitQueue(cast("Any", Here()), Taken(), add, cast("Any", None))
     try:
         with pytest.raises(KeyboardInterrupt):
             inbox.put(b"interrupted")

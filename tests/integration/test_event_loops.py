@@ -210,8 +210,10 @@ def test_a_client_says_that_it_belongs_to_another_event_loop(tmp_path: Path) -> 
 
     async def second(client: client_aio.Client, writer: Any, log: Any, reader: Any) -> None:
         calls: list[Callable[[], Any]] = [
-            lambda: writer.add_entry(b"1"), lambda: writer.add_entries([b"1"]), writer.flush, writer.force,
-            writer.close, writer.abort, lambda: log.append(b"1"), log.flush, log.roll, log.close, log.abort,
+            lambda: writer.add_entry(b"1"), lambda: writer.add_batch([b"1"]),
+            lambda: writer.add_entries([b"1"]), writer.flush, writer.force, writer.close, writer.abort,
+            lambda: log.append(b"1"), lambda: log.append_batch([b"1"]),
+            log.flush, log.roll, log.close, log.abort,
             reader.read_last_add_confirmed, client.create_ledger, lambda: client.open_log("b"),
             lambda: client.ledger_metadata(0), lambda: client.delete_log("a"),
         ]  # fmt: skip
@@ -248,7 +250,8 @@ OF_THE_PACKAGE = {
 """Not for applications: other modules of the package call them, on the client's loop."""
 ARGUMENTS: dict[str, Any] = {
     "name": "a", "ledger_ids": [0], "ledger_id": 0, "name_or_id": "u", "data": b"1", "entries": [b"1"],
-    "first": 0, "last": 0, "first_entry": 0, "before": "0:0", "before_entry": 0, "replace": "b1",
+    "records": [b"1"], "first": 0, "last": 0, "first_entry": 0, "before": "0:0", "before_entry": 0,
+    "replace": "b1",
 }  # fmt: skip
 """The arguments that a call cannot do without."""
 

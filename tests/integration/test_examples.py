@@ -33,7 +33,7 @@ async def run_example(tmp_path: Path, name: str, *arguments: str, code: int = 0,
 
 async def test_quickstart_writes_and_reads(cluster: Cluster, tmp_path: Path) -> None:
     printed = await run_example(tmp_path, "quickstart", cluster.uri)
-    assert "entries 0 to 999" in printed
+    assert "entries 0 to 999, then (1000, 1999)" in printed
     assert "2 b'entry 2'" in printed
 
 

@@ -96,3 +96,16 @@ async def test_what_is_large_is_sent_at_once_and_takes_along_what_waits(
         for each in held:
             each.release()
         assert await asyncio.wait_for(asyncio.gather(*futures), WAIT_S) == [0, 1, 2]
+
+
+async def test_entries_that_come_one_at_a_time_leave_at_once_and_bursts_in_one_batch(tmp_path: Path) -> None:
+    async with a_writer(tmp_path) as (ledger, links), asyncio.timeout(WAIT_S):
+        batches = counted(links[0])
+        assert [await ledger.add_entry(b"1"), await ledger.add_entry(b"2")] == [0, 1]
+        alone = ledger.add_entry(b"3")
+        assert ledger._window.last_entry_sent == 2, "it waits for no end of the event-loop iteration"
+        await alone
+        for burst in (range(3, 23), range(23, 43)):
+            assert await asyncio.gather(*[ledger.add_entry(b"many") for _ in burst]) == list(burst)
+        # The first one of a burst after single entries goes ahead: nothing says that more will come.
+        assert batches == [range(1), range(1, 2), range(2, 3), range(3, 4), range(4, 23), range(23, 43)]

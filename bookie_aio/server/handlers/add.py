@@ -62,7 +62,15 @@ _KEPT = _RECOVERY | _REPAIR
 """These are never gathered."""
 _ADD_FLAGS = (0, _RECOVERY, _REPAIR, _DEFERRED)
 _KEPT_TIMES_MAX = 8
-"""A record, or a block that waits, may keep alive the body of an ADDS of so many times its own size."""
+"""A record, or a block that waits, may keep alive a receive buffer of so many times its own size."""
+
+
+def _keeps_too_much(size: int, frame: memoryview) -> bool:
+    """Return whether so few bytes of a frame must not keep the buffer alive that the frame lies in.
+
+    A frame may itself be a small part of its buffer (`FrameParser`), so its own size tells too little.
+    """
+    return size * _KEPT_TIMES_MAX < len(frame.obj)  # type: ignore[arg-type]
 
 
 class _Gathered:
@@ -100,7 +108,7 @@ class _Gathered:
         The copy keeps the frame from staying in memory, of which only these bytes are counted. The blocks
         themselves become views of it.
         """
-        if self._is_gapless and self.size * _KEPT_TIMES_MAX >= len(self._frame):
+        if self._is_gapless and not _keeps_too_much(self.size, self._frame):
             return self._frame[self._start : self._end]
         joined = b"".join([block.view for block in self.blocks])
         at = 0
@@ -170,7 +178,7 @@ class AddHandler:
         `frame` is the body of the ADDS. Raises as `add`. `flush` must follow in the same synchronous step.
         """
         request_id, _, request, body, start = add
-        if request.flags & _KEPT and len(body) * _KEPT_TIMES_MAX < len(frame):
+        if request.flags & _KEPT and _keeps_too_much(len(body), frame):
             body = memoryview(bytes(body))  # kept by itself, and counted with its own bytes
         block = self._judge(peer, request_id, request, body, has_token=has_token)
         if block is None:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from bookie_aio.core.long_polls import PollRegister, WatchTable
 from bookie_aio.server.responder import WAITING_BYTES
-from bookie_aio.wire.blocks import statement_is_intact
+from bookie_aio.wire.blocks import MAC_BYTES, statement_is_intact
 from bookie_aio.wire.frames import encode_frame
 from bookie_aio.wire.many import encode_done
 from bookie_aio.wire.messages import (
@@ -271,9 +271,13 @@ class LacHandler:
         """
         statement, ledger_id = request.statement, request.ledger_id
         if statement is None or not statement_is_intact(ledger_id, statement):
-            reason = "the checksum over a LAC statement does not hold"
-            self._responder.refuse(peer, Op.WRITE_LAC, request_id, Status.BAD_REQUEST, reason)
-            peer.fail(reason)
+            self._refuse_broken(peer, request_id, "the checksum over a LAC statement does not hold")
+            return
+        if len(statement.mac) not in MAC_BYTES:
+            # A longer one would make each answer that states this LAC a frame that no client accepts.
+            self._refuse_broken(
+                peer, request_id, f"a LAC statement with a code of {len(statement.mac)} bytes"
+            )
             return
         if statement.content_term > request.term:
             reason = f"a LAC of content term {statement.content_term} under term {request.term}"
@@ -298,6 +302,10 @@ class LacHandler:
         peer.hold(size)
         if many is not None:
             many.waiting += 1
+
+    def _refuse_broken(self, peer: Peer, request_id: int, reason: str) -> None:
+        self._responder.refuse(peer, Op.WRITE_LAC, request_id, Status.BAD_REQUEST, reason)
+        peer.fail(reason)
 
     def gather(self) -> None:
         """Acknowledge the WRITE_LACs from now on together, until `flush`, which ends the present step."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import struct
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -331,7 +331,7 @@ async def test_an_accepted_block_does_not_keep_the_refused_ones_of_its_frame_in_
     append = engine.append_blocks
 
     def note(blocks: list[Block], body: bytes | memoryview, done: object) -> None:
-        kept.extend(len(memoryview(one.view.obj)) for one in blocks)  # type: ignore[arg-type]
+        kept.extend(len(memoryview(one.view.obj)) for one in blocks)
         append(blocks, body, done)  # type: ignore[arg-type]
 
     monkeypatch.setattr(engine, "append_blocks", note)
@@ -340,6 +340,56 @@ async def test_an_accepted_block_does_not_keep_the_refused_ones_of_its_frame_in_
     assert kept == [sum(len(adds[n][2]) for n in (0, 2))] * 2
     for ledger_id in (1, 3):
         assert (await client.call(Read(ledger_id, NO_TERM, 0, 0, 0, 1, MIB))).entries == [(0, b"x")]
+
+
+@pytest.mark.parametrize("flags", [0, RECOVERY])
+async def test_an_accepted_block_keeps_no_more_than_a_few_times_its_size_of_a_receive_buffer(
+    bookies: Bookies, monkeypatch: pytest.MonkeyPatch, flags: int
+) -> None:
+    bookie = await bookies.start(limits=Limits(entry_bytes_max=100_000))
+    client = await bookies.connect(bookie)
+    kept: list[float] = []
+    engine = engine_of(bookie)
+    one, many = engine.append_block, engine.append_blocks
+
+    def note(found: Block, *args: Any, **options: Any) -> None:
+        kept.append(len(memoryview(found.view.obj)) / found.total_bytes)
+        one(found, *args, **options)
+
+    def note_all(found: list[Block], *args: Any) -> None:
+        kept.append(len(memoryview(found[0].view.obj)) / sum(block.total_bytes for block in found))
+        many(found, *args)
+
+    monkeypatch.setattr(engine, "append_block", note)
+    monkeypatch.setattr(engine, "append_blocks", note_all)
+    # Many frames without a pause: the bookie's receive buffers grow to several times the size of a frame.
+    adds = [(Add(1, 0, flags), None, block(1, 0, [bytes(90_000)])), plain(2, 0, bytes(600_000))]
+    frames = [client.send_adds(adds) for _ in range(30)]
+    for futures in frames:
+        assert await statuses(futures) == [Status.OK, Status.BAD_REQUEST]
+    assert len(kept) == len(frames)
+    assert max(kept) <= 8.1
+
+
+async def test_a_block_that_waited_for_the_metadata_store_keeps_no_frame_in_memory(
+    bookies: Bookies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await bookies.protect(PROTECTED)
+    bookie = await bookies.start()
+    client = await bookies.connect(bookie)
+    kept: list[int] = []
+    engine = engine_of(bookie)
+    append = engine.append_block
+
+    def note(found: Block, *args: Any, **options: Any) -> None:
+        kept.append(len(memoryview(found.view.obj)))
+        append(found, *args, **options)
+
+    monkeypatch.setattr(engine, "append_block", note)
+    small = block(PROTECTED, 0, [b"p"])
+    adds = [(Add(PROTECTED, 0, 0), TOKEN, small), plain(2, 0, bytes(MIB))]
+    assert await statuses(client.send_adds(adds)) == [Status.OK, Status.OK]
+    assert kept == [len(small)]
 
 
 async def test_write_lacs_are_judged_each_and_acknowledged_together(bookies: Bookies) -> None:
@@ -398,5 +448,19 @@ async def test_a_statement_that_is_not_intact_ends_the_connection(
     await client.gone()
     other = await bookies.connect(running(bookies))
     answer = (await other.call(ReadLac(3, NO_TERM, -1, 0))).message
+    assert isinstance(answer, ReadLacAnswer)
+    assert answer.statement is None
+
+
+@pytest.mark.parametrize("size", [1, 33, 5_000, 60_000])
+async def test_a_statement_with_a_code_of_another_length_is_never_stated_to_a_reader(
+    bookies: Bookies, client: RawClient, size: int
+) -> None:
+    statement = lac_statement(1, 4)._replace(mac=b"m" * size)
+    (future,) = client.send_write_lacs([(WriteLac(1, 0, statement), None)])
+    assert (await asyncio.wait_for(future, 10)).status is Status.BAD_REQUEST
+    await client.gone()
+    other = await bookies.connect(running(bookies))
+    answer = (await other.call(ReadLac(1, NO_TERM, -1, 0))).message
     assert isinstance(answer, ReadLacAnswer)
     assert answer.statement is None

@@ -15,7 +15,10 @@ without a future of their own: those of bulks and those under deferred sync. The
   there is room.
 - EndedWritersAcknowledgeNothing: a writer that was fenced, aborted or closed acknowledges nothing more. Each
   of its methods raises, or returns what its docstring says.
-- SentAddsEndUnknown: an add that may have been sent does not fail as one that was not done (rule 8).
+- SentAddsEndUnknown: an add that may have been sent does not fail as one that was not done (rule 8). Of a
+  batch nothing is at a bookie that failed as *not done*, nor in the ledger when it is closed.
+- BatchesCount: a batch has contiguous ids, in the order of the calls. One that fails says how many of its
+  entries are acknowledged.
 - CallsEnd: a call on an ended handle, or one that is cancelled, comes to an end. So does each call made
   before or during the faults, once they are over for long.
 - CalmIsCalm: once faults are over for a while, no call fails on handles made from then on, unless others
@@ -136,13 +139,34 @@ class BrokenError(Exception):
 class _Add:
     """One entry given to a writer."""
 
-    __slots__ = ("bulk", "data", "entry_id", "future")
+    __slots__ = ("bulk", "data", "entry_id", "future", "whole")
 
-    def __init__(self, data: bytes, future: asyncio.Future[int] | None = None, bulk: Bulk | None = None):
+    def __init__(
+        self,
+        data: bytes,
+        future: asyncio.Future[Any] | None = None,
+        bulk: Bulk | Batch | None = None,
+        whole: asyncio.Future[Any] | None = None,
+    ) -> None:
         self.data = data
-        self.future = future
+        self.future = future  # its own, or of the batch of which it is the last entry
         self.bulk = bulk
+        self.whole = future if whole is None else whole  # that of its batch, or its own
         self.entry_id: int | None = None  # once it has one
+
+    @property
+    def was_dropped(self) -> bool:
+        """Return whether it has failed while it waited, so that it gets no id."""
+        whole = self.whole
+        return whole is not None and whole.done() and not whole.cancelled() and bool(whole.exception())
+
+
+class Batch:
+    """One `add_batch`, and the ids of its entries as far as they have some."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.ids: list[int] = []
 
 
 class Bulk:
@@ -229,6 +253,22 @@ class WriterUse:
         future.add_done_callback(lambda _: self._done(add))
         return future
 
+    def add_batch(self, given: list[Any], entries: list[bytes]) -> asyncio.Future[tuple[int, int]]:
+        """Add a batch, `entries` in whatever types; raises what `add_batch` raises."""
+        future = self.handle.add_batch(given)
+        if future.done() and not future.cancelled() and (error := future.exception()) is not None:
+            is_told = isinstance(error, BookKeeperError) and error.outcome is Outcome.NOT_DONE
+            text = f"refused a batch, and is not closed: {future!r}"
+            self.require(self.handle.is_closed and is_told, "WritersTellTheTruth", text)
+            return future
+        batch = Batch(len(entries))
+        adds = [_Add(data, bulk=batch, whole=future) for data in entries]
+        adds[-1].future = future
+        self._queue.extend(adds)
+        self.look()
+        future.add_done_callback(lambda _: self._batch_done(batch, adds[-1]))
+        return future
+
     def look(self) -> None:
         """Note what was taken and acknowledged since anybody looked, and check what the handle says."""
         handle, record = self.handle, self.record
@@ -256,6 +296,8 @@ class WriterUse:
             return self.waiting.pop(entry_id, None)
         if self.bulk:
             return self.bulk.popleft()
+        while self._queue and self._queue[0].was_dropped and not self.handle.is_closed:
+            self._queue.popleft()
         return self._queue.popleft() if self._queue else None
 
     def _moved(self, lac: int, lafr: int) -> None:
@@ -311,7 +353,51 @@ class WriterUse:
                     f"failed entry {add.entry_id}, which may have been sent, as {error.outcome}: {error!r}",
                 )
             return
-        entry_id = future.result()
+        self._completes(add, future.result())
+
+    def _batch_done(self, batch: Batch, last: _Add) -> None:
+        future = last.future
+        assert future is not None
+        if self.is_over or future.cancelled():
+            return
+        self.look()
+        lac, ids = self.handle.last_add_confirmed, batch.ids
+        error = future.exception()
+        if error is None:
+            is_whole = len(ids) == batch.count and ids == list(range(ids[0], ids[-1] + 1))
+            self.require(
+                is_whole and future.result() == (ids[0], ids[-1]),
+                "BatchesCount",
+                f"gave {future.result()} to a batch of {batch.count}, whose entries got {ids}",
+            )
+            self._completes(last, future.result()[1])
+            return
+        acknowledged = sum(entry_id <= lac for entry_id in ids)
+        is_right = isinstance(error, BookKeeperError) and error.acknowledged is not None
+        self.require(is_right, "Unexpected", f"failed a batch with {error!r}")
+        assert isinstance(error, BookKeeperError)
+        self.require(
+            error.acknowledged == acknowledged
+            or (self.deferred and (error.acknowledged or 0) > acknowledged),
+            "BatchesCount",
+            f"says that {error.acknowledged} of {ids} are acknowledged; the LAC is {lac}: {error!r}",
+        )
+        if error.outcome is Outcome.NOT_DONE and ids:
+            self.record.not_done = min(ids[0], self.record.not_done)
+            promised = [
+                bookie
+                for (bookie, ledger_id), entries in self._history.promised.items()
+                if ledger_id == self.handle.ledger_id and ids[0] in entries
+            ]
+            closed = self.record.closed_last
+            self.require(
+                not promised and (closed is None or closed < ids[0]),
+                "SentAddsEndUnknown",
+                f"failed a batch at {ids} as not done: {promised} have it, closed at {closed}: {error!r}",
+            )
+
+    def _completes(self, add: _Add, entry_id: int) -> None:
+        """Check the order in which futures complete, and the LAC."""
         self.require(
             entry_id == add.entry_id and (self.deferred or entry_id <= self.handle.last_add_confirmed),
             "NoOutOfOrderEntries",

@@ -77,6 +77,8 @@ class LedgerRecord:
     ledger_id: int
     issued: list[bytes] = field(default_factory=list)
     futures: list[asyncio.Future[int]] = field(default_factory=list)
+    not_done: int = 1 << 62
+    """The first entry of which a writer has said that it was not done (`tests.sim.checkers.handles`)."""
     sent_at: dict[int, float] = field(default_factory=dict)  # by the writers of `workloads.prompt`
     acked: int = -1
     read_up_to: int = -1
@@ -365,6 +367,11 @@ class History:
             lambda: (
                 f"ledger {ledger_id} was closed at {last}; its writer issued {len(record.issued)} entries"
             ),
+        )
+        self.require(
+            last < record.not_done,
+            "SentAddsEndUnknown",
+            lambda: f"ledger {ledger_id} was closed at {last}; {record.not_done} was said to be not done",
         )
         length = sum(map(len, record.issued[: last + 1]))
         self.require(

@@ -17,13 +17,14 @@ Owns the record and the checks, as `tests.sim.checkers.invariants` does for sing
 - FencedWritersEnd: no writer has a record acknowledged behind a ledger of a writer that came after it.
 - OneLedgerTakesAdds: a record that is appended after a later ledger had one acknowledged is not acknowledged
   in an earlier ledger.
+- NotDoneIsNotThere: no record of a batch that failed as *not done* is read (`tests.sim.checkers.batches`).
 - NothingLeftOver: after a sweep at the end, no ledger made for a log is in none.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from client_aio.core.log_chain import TAG
 from metadata.access.logs import KEY_LOGS
@@ -31,10 +32,11 @@ from metadata.errors import MetadataCorruptError, OperationTimeoutError
 from metadata.ids import KEY_LEDGERS, ledger_id_of
 from metadata.model.ledger import LedgerMetadata
 from metadata.model.log import LogHead, Position
+from tests.sim.checkers.batches import NotDone, records_of
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator
 
     from client_aio import LogRecord, LogWriter
     from metadata.store import Version
@@ -72,6 +74,8 @@ class Chains:
         self._position_of: dict[bytes, Position] = {}
         self._last_read: dict[tuple[str, str], int] = {}  # reader and writer → the number of the append
         self._ledgers_of: dict[str, set[int]] = {}  # by a writer's life: those with a record of it
+        self.not_done = NotDone(history)
+        self.owed: list[tuple[bytes, Position]] = []  # acknowledged somewhere behind that position
         self.listed: set[int] = set()
         self.begins_at = Position(0, 0)
 
@@ -104,6 +108,21 @@ class Chains:
         number = self._number[payload] = len(futures) - 1
         future.add_done_callback(lambda done: self._completed(who, payload, number, done))
 
+    def issued_batch(
+        self, who: str, payloads: list[bytes], batch: asyncio.Future[tuple[Position, Position]], *more: Any
+    ) -> None:
+        """Note a batch, each record of it as an append."""
+        self.not_done.watch(who, batch, payloads, self.values.values)
+        for payload, each in zip(
+            payloads, records_of(batch, len(payloads), lambda: self._row_ids), strict=True
+        ):
+            self.issued(who, payload, each, *more)
+
+    @property
+    def _row_ids(self) -> Collection[int]:
+        """Return the ids of the rows that are or were listed."""
+        return self._ledger_of
+
     def _completed(self, who: str, payload: bytes, number: int, future: asyncio.Future[Position]) -> None:
         if future.cancelled():
             return
@@ -112,6 +131,9 @@ class Chains:
                 self._ended_at.setdefault(who, number)
             return
         position = future.result()
+        if position is None:
+            self.owed.append((payload, cast("Any", future).first()))
+            return
         # Callbacks may come in any order; the futures themselves complete in theirs.
         futures, highest = self._futures[who], self._highest.setdefault(who, [])
         while len(highest) < number:
@@ -122,7 +144,8 @@ class Chains:
             if not before.done() or before.cancelled():
                 self._fail("EntryOrderMaintained", f"{who}: {payload!r} is at {position}, before {before}")
                 break
-            highest.append(max(highest[-1], before.result()) if highest else before.result())
+            at = before.result() or Position(0, -1)  # None in the middle of a batch
+            highest.append(max(highest[-1], at) if highest else at)
         self._check_failed_before(who, payload, futures[:number])
         if number and number <= len(highest) and highest[number - 1] >= position:
             text = f"{who}: {payload!r} is at {position}, behind one at {highest[number - 1]}"
@@ -258,6 +281,7 @@ class Chains:
         self._began[who] = position
 
     def _has_value(self, who: str, position: Position, payload: bytes) -> None:
+        self.not_done.look(who, payload)
         known = self.values.setdefault(position, payload)
         if known != payload:
             self._fail("EntryOrderMaintained", f"{who}: {position} is {payload!r} and was {known!r}")

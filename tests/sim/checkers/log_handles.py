@@ -14,15 +14,16 @@ Owns the checks of the docstrings of `LogWriter`. The names:
 from __future__ import annotations
 
 import asyncio
+import random
 from typing import TYPE_CHECKING, Any
 
 from client_aio import LedgerClosedError
 from metadata.errors import BackpressureError, BookKeeperError
+from tests.sim.checkers.batches import is_batch, records_of
 from tests.sim.checkers.log_lifecycle import lives_of
 from tests.sim.checkers.log_reads import check_documented
 
 if TYPE_CHECKING:
-    import random
     from collections.abc import Awaitable, Callable, Coroutine
 
     from client_aio import LogWriter
@@ -56,6 +57,10 @@ async def together(*calls: Coroutine[Any, Any, Any]) -> None:
                 raise outcome
 
 
+def _has_succeeded(future: asyncio.Future[Any]) -> bool:
+    return future.done() and not future.cancelled() and future.exception() is None
+
+
 class Hand:
     """One handle, and what was done with it."""
 
@@ -67,6 +72,8 @@ class Hand:
         self.is_over = False  # closed or aborted, and that has ended
         self.doing = ""
         self._records: list[tuple[bytes, asyncio.Future[Position]]] = []
+        self._batch_of: dict[bytes, tuple[list[bytes], asyncio.Future[Any]]] = {}  # or the append by itself
+        self._batches = random.Random(f"{simulation.plan.seed}/{who}/batches")
         self._has_cancelled = False
         self._lac: Position | None = None
         self._rolls = 0
@@ -75,25 +82,51 @@ class Hand:
 
     def append(self, count: int, size: int = 0) -> None:
         """Append some records."""
-        for _ in range(count):
+        as_batch = is_batch(self._batches, count)
+        given = []
+        for index in range(count):
             number = self.life.number if self.life is not None else 0
-            payload = f"{self.who}/{number}.{len(self._records)}".encode()
+            payload = f"{self.who}/{number}.{len(self._records) + index * as_batch}".encode()
             payload += b"." * self.rng.randrange(size + 1)
             kind = self.rng.choice((bytes, bytes, bytearray, memoryview))
-            try:
-                future = self.log.append(kind(payload))
-            except BackpressureError as error:
-                self.simulation.history.note(self.who, "no room:", repr(error))
+            given.append((payload, kind(payload)))
+            if not as_batch and not self._add(payload, kind(payload)):
                 return
-            self._records.append((payload, future))
-            self.lives.issued(self.who, payload, future, self.life)
+        if as_batch:
+            self._add_batch(given)
+
+    def _add(self, payload: bytes, given: Any) -> bool:
+        try:
+            future = self.log.append(given)
+        except BackpressureError as error:
+            self.simulation.history.note(self.who, "no room:", repr(error))
+            return False
+        self._records.append((payload, future))
+        self._batch_of[payload] = [payload], future
+        self.lives.issued(self.who, payload, future, self.life)
+        return True
+
+    def _add_batch(self, given: list[tuple[bytes, Any]]) -> None:
+        payloads = [payload for payload, _ in given]
+        try:
+            batch = self.log.append_batch([each for _, each in given])
+        except BackpressureError as error:
+            self.simulation.history.note(self.who, "no room:", repr(error))
+            return
+        lives = self.lives
+        lives.issued_batch(self.who, payloads, batch, self.life)
+        records = records_of(batch, len(payloads), lambda: lives._row_ids)
+        self._records += zip(payloads, records, strict=True)
+        for payload in payloads:
+            self._batch_of[payload] = payloads, batch
 
     def cancel_one(self) -> None:
         """Cancel a future that is not done, if there is one."""
         waiting = [each for each in self._records if not each[1].done()]
         if waiting:
             self._has_cancelled = True
-            self.lives.cancel(*self.rng.choice(waiting))
+            payload, _ = self.rng.choice(waiting)
+            self.lives.cancel(*self._batch_of[payload])
 
     async def flush(self) -> None:
         """Flush."""
@@ -137,10 +170,13 @@ class Hand:
         if rolls < self._rolls or (self._lac is not None and (lac is None or lac < self._lac)):
             self._fail("HandlesGoForward", f"from {self._lac}, {self._rolls} rolls, to {lac}, {rolls}")
         done = [
-            each.result() for _, each in self._records
-            if each.done() and not each.cancelled() and each.exception() is None
-        ]  # fmt: skip
-        if done and (lac is None or lac < done[-1] or (lac != done[-1] and not self._has_cancelled)):
+            each.result() for _, each in self._records if _has_succeeded(each) and each.result() is not None
+        ]
+        # The LAC may lie within a batch that is not acknowledged as a whole.
+        following = next((name for name, each in self._records if not _has_succeeded(each)), b"")
+        is_within_batch = len(self._batch_of.get(following, ((), None))[0]) > 1
+        may_be_behind = self._has_cancelled or is_within_batch
+        if done and (lac is None or lac < done[-1] or (lac != done[-1] and not may_be_behind)):
             self._fail("HandlesGoForward", f"it is said to be at {lac}; {done[-1]} is the last acknowledged")
         self._lac, self._rolls = lac, rolls
 
@@ -172,12 +208,14 @@ class Hand:
 
     async def _append_in_vain(self) -> None:
         try:
-            future = self.log.append(f"{self.who} in vain".encode())
+            future: asyncio.Future[Any] = self.log.append(f"{self.who} in vain".encode())
+            batch = self.log.append_batch([f"{self.who} in vain, too".encode()])
         except BookKeeperError:
             return
-        error = await self._outcome("append", asyncio.wait_for(future, None))
-        if error is None:
-            self._fail("HandlesEndForGood", f"it acknowledged {future.result()}")
+        for each in (future, batch):
+            error = await self._outcome("append", asyncio.wait_for(each, None))
+            if error is None:
+                self._fail("HandlesEndForGood", f"it acknowledged {each.result()}")
 
     async def _call(self, name: str) -> None:
         has_failed = self.log.failure is not None

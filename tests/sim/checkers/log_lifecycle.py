@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from bisect import insort
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from client_aio.core.log_chain import TAG
 from metadata.access.logs import KEY_LOG_PAGES, KEY_LOGS
@@ -36,7 +36,7 @@ from tests.sim.checkers.log import Chains
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable
 
     from metadata.model.paged_list import PageRef
     from metadata.store import Version
@@ -135,8 +135,10 @@ class LogLives(Chains):
         position, mine = future.result(), self._mine[who]
         # Callbacks may come in any order; the futures themselves complete in theirs.
         count, highest = self._settled.get(who, (0, Position(0, -1)))
+        if position is None:
+            return
         for before, earlier in mine[count : number + 1]:
-            if before in self.cancelled:
+            if before in self.cancelled or (_succeeded(earlier) and earlier.result() is None):
                 continue
             if not earlier.done() or earlier.cancelled() or earlier.exception() is not None:
                 self._fail("EntryOrderMaintained", f"{who}: {payload!r} is at {position}, before {before!r}")
@@ -148,10 +150,14 @@ class LogLives(Chains):
         self._settled[who] = (max(count, number + 1), highest)
         self.acked(who, payload, position)
 
-    def cancel(self, payload: bytes, future: asyncio.Future[Position]) -> None:
-        """Cancel a future; what was appended may be in the log or not."""
+    @property
+    def _row_ids(self) -> Collection[int]:
+        return self.life_of
+
+    def cancel(self, payloads: Iterable[bytes], future: asyncio.Future[Any]) -> None:
+        """Cancel the future of an append or a batch; what was appended may be in the log or not."""
         if future.cancel():
-            self.cancelled.add(payload)
+            self.cancelled.update(payloads)
 
     def acked(self, who: str, payload: bytes, position: Position) -> None:
         """Note that a record was acknowledged."""
@@ -362,6 +368,10 @@ class LogLives(Chains):
         head = self.life.head if self.life is not None else None
         in_use = head.pages_in_use() if head is not None else []
         return [each for each, at in self._pages_now.items() if at < made_before and each not in in_use]
+
+
+def _succeeded(future: asyncio.Future[Position]) -> bool:
+    return future.done() and not future.cancelled() and future.exception() is None
 
 
 def lives_of(simulation: Simulation) -> LogLives:

@@ -8,6 +8,7 @@ Owns the record of runs with one unbounded ledger (`tests.sim.workloads.unbounde
 - AddsTakeEffectOnce: an entry is at one id, and the entries of one writer's life are in the order of its
   adds. No add overtakes one that fails.
 - FencedWritersEnd: no writer has an entry acknowledged behind an entry of a writer that came after it.
+- NotDoneIsNotThere: no entry of a batch that failed as *not done* is read (`tests.sim.checkers.batches`).
 - TermsCount: the term grows by one at each takeover, and in no other way; no content term falls.
 """
 
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING
 from metadata.errors import MetadataCorruptError
 from metadata.ids import KEY_LEDGERS
 from metadata.model.ledger import LedgerMetadata, LedgerState
+from tests.sim.checkers.batches import NotDone, entries_of
 
 if TYPE_CHECKING:
     import asyncio
@@ -37,6 +39,7 @@ class TermsRecord:
     def __init__(self, simulation: Simulation) -> None:
         self._simulation = simulation
         self._fail = simulation.history.fail
+        self.not_done = NotDone(simulation.history)
         self.added: set[bytes] = set()
         self.acknowledged: dict[int, bytes] = {}
         self.read: dict[int, bytes] = {}
@@ -86,6 +89,12 @@ class TermsRecord:
         adds.append(future)
         future.add_done_callback(lambda future: self._done(who, value, settled, future))
 
+    def issued_batch(self, who: str, values: list[bytes], batch: asyncio.Future[tuple[int, int]]) -> None:
+        """Note a batch of one life of a writer, each entry of it as an add."""
+        self.not_done.watch(who, batch, values, lambda: self._id_of)
+        for value, each in zip(values, entries_of(batch, len(values)), strict=True):
+            self.issued(who, value, each)
+
     def _done(self, who: str, value: bytes, settled: int, future: asyncio.Future[int]) -> None:
         if future.cancelled() or future.exception() is not None:
             return
@@ -106,6 +115,7 @@ class TermsRecord:
 
     def _is_once(self, entry_id: int, value: bytes) -> None:
         """Check an entry that was acknowledged or read."""
+        self.not_done.look(self._number.get(value, ("?", 0))[0], value)
         known = self._id_of.get(value)
         if known is not None:
             if known != entry_id:

@@ -7,6 +7,7 @@ every state of a handle: held, fenced, failed, left, sealed, or of a ledger dele
 from __future__ import annotations
 
 import asyncio
+import random
 import traceback
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,10 +21,10 @@ from metadata.errors import (
     UnauthorizedAccessError,
 )
 from metadata.model.ledger import LedgerState
+from tests.sim.checkers.batches import is_batch
 from tests.sim.checkers.unbounded_lifecycle import NAME, Lives, is_acknowledged, ledger_of
 
 if TYPE_CHECKING:
-    import random
     from collections.abc import Coroutine
 
     from client_aio import Client
@@ -81,6 +82,7 @@ class Calls:
         self.history = simulation.history
         self.who = who
         self.rng = rng
+        self._batches = random.Random(f"{simulation.plan.seed}/{who}/batches")
         self._under_way: dict[asyncio.Task[None], str] = {}
         self._cut: dict[asyncio.Task[None], None] = {}
 
@@ -184,6 +186,28 @@ class Calls:
     def is_displaced(self, handle: Handle) -> bool:
         """Return whether somebody else has taken the ledger over, or it is gone."""
         return not handle.had(self.life(handle).term) or self.life(handle).is_deleted
+
+    def add_some(self, handle: Handle, sizes: list[int]) -> None:
+        """Add entries one by one, or as a batch."""
+        if not is_batch(self._batches, len(sizes)):
+            for size in sizes:
+                self.add(handle, size)
+            return
+        was_closed = handle.ledger.is_closed
+        values = [self.lives.value(handle, size) for size in sizes]
+        try:
+            batch = handle.ledger.add_batch(values)
+        except BackpressureError as error:
+            self.history.note(self.who, "adding:", repr(error))
+            return
+        self.lives.issued_batch(handle, batch, values)
+        if was_closed:
+            text = f"{self.who}: {values[0][:40]!r} was added to a closed handle, and acknowledged"
+            batch.add_done_callback(
+                lambda done: self.lives.require(not is_acknowledged(done), "ClosedTakesNothing", text)
+            )
+        elif self.rng.random() < 0.05:
+            batch.cancel()
 
     def add(self, handle: Handle, size: int) -> None:
         """Add an entry, and perhaps look away."""

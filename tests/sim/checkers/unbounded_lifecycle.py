@@ -48,6 +48,7 @@ from metadata.errors import MetadataCorruptError
 from metadata.ids import KEY_FRAGMENTS, KEY_LEDGERS, ledger_id_of, unbounded_key
 from metadata.model.ledger import Fragment, LedgerMetadata
 from metadata.model.paged_list import rows_of_page
+from tests.sim.checkers.batches import NotDone, entries_of
 from tests.sim.checkers.unbounded_heads import check_change
 
 if TYPE_CHECKING:
@@ -154,6 +155,7 @@ class Lives:
         self._pages: dict[str, bytes] = {}
         self._given: dict[tuple[str, int], set[int]] = {}  # by bookie and ledger
         simulation.history.on_given = self._was_given
+        self.not_done = NotDone(simulation.history)
         self.all: dict[int, Life] = {}
         self.named: int | None = None
         self.is_over = asyncio.Event()
@@ -225,6 +227,17 @@ class Lives:
         handle.pending.append((future, value))
         future.add_done_callback(lambda _: self.settle(handle))
 
+    def issued_batch(
+        self, handle: Handle, batch: asyncio.Future[tuple[int, int]], values: list[bytes]
+    ) -> None:
+        """Note a batch, each entry of it as an add."""
+        life = self.life(handle.ledger.ledger_id)
+        self.not_done.watch(
+            handle.who, batch, values, lambda: [*life.acknowledged.values(), *life.read.values()]
+        )
+        for value, each in zip(values, entries_of(batch, len(values)), strict=True):
+            self.issued(handle, each, value)
+
     def settle(self, handle: Handle) -> None:
         """Note what has been acknowledged, also of a holder who died before it could look."""
         pending = handle.pending
@@ -279,6 +292,7 @@ class Lives:
             self.fail("NoLogDivergence", text)
 
     def _agree(self, life: Life, what: str, entry_id: int, value: bytes) -> None:
+        self.not_done.look(what, value)
         for other, values in (("acknowledged", life.acknowledged), ("read", life.read)):
             if values.get(entry_id, value) != value:
                 text = f"{what} {value[:40]!r} as {entry_id}; {values[entry_id][:40]!r} was {other}"

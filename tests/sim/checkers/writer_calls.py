@@ -8,6 +8,7 @@ in its middle. Every call is made once more when the writer has ended. Does not 
 from __future__ import annotations
 
 import asyncio
+import random
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,9 @@ from metadata.errors import (
     LedgerClosedError,
     LedgerFencedError,
     NoSuchEntryError,
+    Outcome,
 )
+from tests.sim.checkers.batches import is_batch
 from tests.sim.checkers.handles import (
     BrokenError,
     Bulk,
@@ -33,7 +36,6 @@ from tests.sim.checkers.handles import (
 from tests.sim.workloads.ledger import payload
 
 if TYPE_CHECKING:
-    import random
     from collections.abc import Callable, Coroutine
 
     from client_aio import Client, LedgerWriter
@@ -67,6 +69,7 @@ class Writing:
         self._client = client
         self._rng = rng
         self._advanced = advanced
+        self._batches = random.Random(f"{simulation.plan.seed}/{actor.name}/{handle.ledger_id}/batches")
         self._background: list[asyncio.Task[Any]] = []
         self._given = 0  # entries, which their payloads are numbered by
         self._next_id = 0  # of those that are assigned here
@@ -155,7 +158,11 @@ class Writing:
     async def _adds(self) -> None:
         """Add some entries, without awaiting them, in any type of bytes."""
         rng = self._rng
-        for _ in range(rng.randint(1, self._settings["burst"])):
+        count = rng.randint(1, self._settings["burst"])
+        if not self._advanced and is_batch(self._batches, count):
+            self._add_batch(count)
+            return
+        for _ in range(count):
             if self._advanced:
                 self._open_ids.append(self._next_id)
                 self._next_id += 1
@@ -179,6 +186,19 @@ class Writing:
         if isinstance(given, bytearray):
             given[:] = bytes(len(given))  # the caller's buffer is the caller's own again
         return True
+
+    def _add_batch(self, count: int) -> None:
+        """Add a batch: of so many entries, or of more than the room in flight."""
+        count = self._batches.choice((count, count, 10 * count))
+        entries = [self._data() for _ in range(count)]
+        given = [self._rng.choice((bytes, bytes, bytearray, memoryview))(data) for data in entries]
+        try:
+            self.use.add_batch(given, entries)
+        except BackpressureError as error:
+            self._note("backs off:", repr(error))
+        for each in given:
+            if isinstance(each, bytearray):
+                each[:] = bytes(len(each))
 
     async def _bulk(self) -> None:
         """Add many entries by an iterable: at once, slowly, or one that raises in its middle."""
@@ -284,6 +304,8 @@ class Writing:
             (lambda: handle.read(lac + 1, lac + 1), NoSuchEntryError),
             (lambda: handle.read(2, 0), InvalidArgumentError),
             (lambda: handle.add_entry(text, spare if self._advanced else None), InvalidArgumentError),
+            (lambda: handle.add_batch([b"", text]), InvalidArgumentError),
+            (lambda: handle.add_batch([]), InvalidArgumentError),
             (lambda: handle.add_entry(b"", None if self._advanced else spare), InvalidArgumentError),
             (
                 lambda: handle.add_entry(bytes(handle._config.entry_bytes_max + 1), spare),
@@ -447,4 +469,14 @@ class Writing:
             isinstance(error, LedgerClosedError if self._has_closed else BookKeeperError),
             "EndedWritersAcknowledgeNothing",
             f"was closed: {self._has_closed}; another add gave {future!r}",
+        )
+        if self._advanced:
+            return
+        batch = self.handle.add_batch([b"late", b"too"])
+        error = batch.exception() if batch.done() and not batch.cancelled() else None
+        self.use.require(
+            isinstance(error, BookKeeperError)
+            and (error.outcome, error.acknowledged) == (Outcome.NOT_DONE, 0),
+            "EndedWritersAcknowledgeNothing",
+            f"was closed: {self._has_closed}; another batch gave {batch!r}",
         )

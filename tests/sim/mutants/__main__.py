@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tests.sim.mutants import (
     auto_recovery,
+    batches,
     crowd,
     logs_and_terms,
     lost_data,
@@ -56,6 +57,7 @@ def everything() -> list[Mutant]:
             *server_and_recovery.MUTANTS,
             *lost_data.MUTANTS,
             *auto_recovery.MUTANTS,
+            *batches.MUTANTS,
             *crowd.MUTANTS,
         ],
         key=lambda mutant: mutant.number,
@@ -100,7 +102,7 @@ def _hunt_here(mutant: Mutant, names: list[str], seeds_max: int, writer: int) ->
 
 
 def _hunt_by_tests(mutant: Mutant) -> Outcome:
-    environment = {**os.environ, "BOOKIE_AIO_MUTANT": str(mutant.number)}
+    environment = {**os.environ, "PLANTED_MUTANT": str(mutant.number)}
     ended = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-x", "-p", "tests.sim.mutants.plugin", *mutant.tests],
         cwd=ROOT, env=environment, capture_output=True, text=True, check=False,

@@ -6,5 +6,6 @@ import os
 
 from tests.sim.mutants.__main__ import everything
 
-_number = int(os.environ["BOOKIE_AIO_MUTANT"])
+# No name of ours (BOOKIE_AIO_): the commands that a test starts refuse variables that are no settings.
+_number = int(os.environ["PLANTED_MUTANT"])
 next(mutant for mutant in everything() if mutant.number == _number).plant()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from metadata.errors import BookKeeperError, LogTruncatedError, OperationTimeoutError
 from metadata.model.log import Position
 from tests.sim.checkers.after_healing import CHECKERS, RECOVERY_BOUND_S
+from tests.sim.checkers.batches import is_batch
 from tests.sim.checkers.log import Chains
 from tests.sim.workloads.ledger import role
 
@@ -59,10 +60,10 @@ async def _write(
     life: int,
 ) -> None:
     settings, who = actor.settings, f"{actor.name}.{life}"
+    batches = random.Random(f"{simulation.plan.seed}/{who}/batches")
     for number in range(settings["bursts"]):
-        for each in range(rng.randint(1, settings["burst"])):
-            payload = f"{who}.{number}.{each}".encode()
-            chains.issued(who, payload, log.append(payload))
+        payloads = [f"{who}.{number}.{each}".encode() for each in range(rng.randint(1, settings["burst"]))]
+        _append(chains, who, log, payloads, batches)
         if rng.random() < 0.7:
             with suppress(OperationTimeoutError):  # Records were overdue; the writer goes on with others.
                 await log.flush()
@@ -73,6 +74,15 @@ async def _write(
             await client.truncate_log(LOG, before)
         await asyncio.sleep(settings["gap"] * rng.random() * 2)
     await log.flush()
+
+
+def _append(chains: Chains, who: str, log: LogWriter, payloads: list[bytes], batches: random.Random) -> None:
+    """Append records one by one, or as a batch."""
+    if is_batch(batches, len(payloads)):
+        chains.issued_batch(who, payloads, log.append_batch(payloads))
+        return
+    for payload in payloads:
+        chains.issued(who, payload, log.append(payload))
 
 
 @role
@@ -94,11 +104,11 @@ async def log_streamer(simulation: Simulation, actor: Actor, client: Client) -> 
         chains.holds(log)
         simulation.history.note(actor.name, "opened the log with ledger", log.ledger_id)
         number, who, last = 0, f"{actor.name}.{life}", ""
+        batches = random.Random(f"{simulation.plan.seed}/{who}/batches")
         while not log.is_closed and not simulation.is_healed:
-            for _ in range(rng.randint(1, settings["burst"])):
-                payload = f"{who}.{number}".encode()
-                chains.issued(who, payload, log.append(payload))
-                number += 1
+            payloads = [f"{who}.{number + n}".encode() for n in range(rng.randint(1, settings["burst"]))]
+            _append(chains, who, log, payloads, batches)
+            number += len(payloads)
             if log.state != last:
                 last = log.state
                 simulation.history.note(actor.name, "its writer is", last)
@@ -223,6 +233,9 @@ async def check_log(simulation: Simulation, client: Client) -> None:
     history.require(
         not lost, "AllAckedRecordsAreReadable", lambda: f"{lost} are gone; it begins at {metadata.begins_at}"
     )
+    payloads = {bytes(record.data) for record in found}
+    missing = [name for name, behind in chains.owed if behind >= metadata.begins_at and name not in payloads]
+    history.require(not missing, "AllAckedRecordsAreReadable", lambda: f"{missing} of batches are gone")
     left_over = chains.left_over([row.ledger_id for row in metadata.rows], swept_at)
     history.require(not left_over, "NothingLeftOver", lambda: f"{left_over} are in no log")
 

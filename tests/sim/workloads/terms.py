@@ -68,8 +68,8 @@ class _Holder:
     async def _hold(self, handle: Handle) -> None:
         rng, settings = self._rng, self._settings
         for _ in range(rng.randint(0, settings["steps"])):
-            for _ in range(rng.randint(0, settings["burst"])):
-                self._calls.add(handle, rng.randrange(300))
+            sizes = [rng.randrange(300) for _ in range(rng.randint(0, settings["burst"]))]
+            self._calls.add_some(handle, sizes)
             await self._step(handle)
             await asyncio.sleep(settings["gap"] * 2 * rng.random())
             if self._relics and rng.random() < settings["pokes"] / 4:
@@ -155,7 +155,7 @@ class _Holder:
             pokes.sort(key=lambda poke: _UNHEARD.get(poke[0], len(_UNHEARD)))
         for what, call in [*pokes, ("abort", lambda: calls.abort(handle))]:
             if adds:
-                calls.add(handle, 10)
+                calls.add_some(handle, [10])
             await calls.make(f"{what} of term {handle.term}", call(), cuts=0.1)
 
 

@@ -6,10 +6,11 @@ import asyncio
 import random
 from collections import deque
 from contextlib import aclosing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from metadata.errors import BookKeeperError, NoSuchEntryError, NoSuchLedgerError
 from tests.sim.checkers.after_healing import CHECKERS
+from tests.sim.checkers.batches import is_batch
 from tests.sim.checkers.replicas import Copies
 from tests.sim.checkers.unbounded import NAME, TermsRecord
 from tests.sim.workloads.ledger import role
@@ -89,13 +90,18 @@ async def term_streamer(simulation: Simulation, actor: Actor, client: Client) ->
         history.note(actor.name, "took over, term", ledger.term, "behind", ledger.last_add_confirmed)
         number, who, last = 0, f"{actor.name}.{life}", ""
         bulks: set[asyncio.Task[None]] = set()
-        waiting: deque[tuple[float, asyncio.Future[int]]] = deque()
+        waiting: deque[tuple[float, asyncio.Future[Any]]] = deque()
+        batches = random.Random(f"{simulation.plan.seed}/{who}/batches")
         while not ledger.is_closed and not simulation.is_healed:
-            for _ in range(rng.randint(1, settings["burst"])):
-                value = b"%s.%d" % (who.encode(), number)
+            burst = [b"%s.%d" % (who.encode(), number + n) for n in range(rng.randint(1, settings["burst"]))]
+            number += len(burst)
+            if is_batch(batches, len(burst)):
+                waiting.append((simulation.loop.now, ledger.add_batch(burst)))
+                record.issued_batch(who, burst, waiting[-1][1])
+                burst = []
+            for value in burst:
                 waiting.append((simulation.loop.now, ledger.add_entry(value)))
                 record.issued(who, value, waiting[-1][1])
-                number += 1
             while waiting and waiting[0][1].done():
                 waiting.popleft()
             if waiting and simulation.loop.now - waiting[0][0] > WAIT_BOUND_S:
