@@ -30,7 +30,8 @@ import client_aio
 from benchmarks.mutations import Mutator, Streams
 from benchmarks.running import Workplace, run
 from bookie_aio.wire.frames import FRAME_BYTES_MAX, FrameParser
-from bookie_aio.wire.messages import Done, Failure, Info, Ping, Status, decode_answer
+from bookie_aio.wire.many import parse_done
+from bookie_aio.wire.messages import Done, Failure, Info, Op, Ping, Status, decode_answer
 from client_aio.bookies.connection import BookieConnection, connect
 from metadata.access.bookies import split_address
 from metadata.errors import ProtocolError
@@ -75,11 +76,12 @@ class FuzzConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._parser.feed(data)
         try:
-            for header, _ in self._parser.frames():
-                _, _, answer = decode_answer(header)
+            for header, body in self._parser.frames():
+                op, request_id, answer = decode_answer(header)
                 status = answer.status if isinstance(answer, Failure) else Status.OK
-                self._statuses[status.name] += 1
-                self._answers += 1
+                named = len(parse_done(request_id, body)) if op in (Op.ADDS, Op.WRITE_LACS) else 1
+                self._statuses[status.name] += named
+                self._answers += named
         except ProtocolError as error:
             self._end(f"an answer is malformed: {error}")
         self._send_wrong()

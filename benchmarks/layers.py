@@ -1,12 +1,13 @@
 """Processor time for each add, at the client and at one bookie, without sockets and disks.
 
-    python -m benchmarks.layers [--seconds 1] [--profile] [-o table|json]
+    python -m benchmarks.layers [--seconds 1] [--alone] [--profile] [-o table|json]
 
 The production code of each side runs alone in this process. The client's writers run against transports that
 answer every frame at once. A bookie's connections and its engine run against a file that is durable at once.
 The result is the cost of Python itself, which bounds the throughput of a machine with few cores. It does not
 depend on other work of the machine. Shapes: one ledger whose adds leave in large batches, and many ledgers
-with an add each. `--profile` prints the time function by function.
+with an add each, which share frames unless told otherwise (`--alone`). `--profile` prints the time function
+by function.
 """
 
 from __future__ import annotations
@@ -37,18 +38,22 @@ from bookie_aio.storage.disk.disk import RealDisk
 from bookie_aio.storage.engine import Engine, StorageConfig
 from bookie_aio.structured_logging import RepeatedWarnings
 from bookie_aio.wire.blocks import encode_block
-from bookie_aio.wire.frames import encode_frame
+from bookie_aio.wire.frames import decode_header, encode_frame
+from bookie_aio.wire.many import encode_done, frames_of_adds
 from bookie_aio.wire.messages import (
     ADDED,
     VERSION_MAX,
     VERSION_MIN,
     Add,
+    Done,
     Hello,
     HelloAnswer,
+    Op,
     PreparedRequest,
+    encode_answer,
     encode_request,
 )
-from client_aio.bookies.connection import BookieConnection
+from client_aio.bookies.connection import MANY_BYTES_MAX, BookieConnection
 from client_aio.bookies.pool import BookieDirectory, BookiePool
 from client_aio.config import ClientConfig, WriteOptions
 from client_aio.context import ClientContext, ClientCounters
@@ -65,7 +70,6 @@ if TYPE_CHECKING:
 BOOKIES = ("b1", "b2", "b3")
 READ_BYTES = 256 * 1024
 _REQUEST_ID = struct.Struct(">I")
-_U32 = 0xCE
 _ID_AT = 8 + 3  # behind a frame's lengths, the array's head, the operation and the mark of a u32
 
 
@@ -133,11 +137,18 @@ class Answering(Silent):
             asyncio.get_running_loop().call_soon(self._answer)
         at = 0
         while at < len(data):
-            if data[at + _ID_AT - 1] == _U32:
+            op = data[at + 9]
+            if op == Op.ADD:
                 (request_id,) = _REQUEST_ID.unpack_from(data, at + _ID_AT)
                 self._answers.append(ADDED.pack(request_id))
-            else:  # an idle writer's LAC
-                self._connection._requests.popitem()
+            elif op in (Op.ADDS, Op.WRITE_LACS):
+                header = memoryview(data)[at + 8 : at + 8 + int.from_bytes(data[at + 4 : at + 8], "big")]
+                _, request_id, _, count = cast("list[int]", decode_header(header))
+                self._answers.append(encode_done(Op(op), range(request_id, request_id + count)))
+            else:  # the LAC of one idle writer
+                header = memoryview(data)[at + 8 : at + 8 + int.from_bytes(data[at + 4 : at + 8], "big")]
+                request_id = cast("int", decode_header(header)[1])
+                self._answers.append(encode_frame(encode_answer(op, request_id, Done())))
             at += 4 + int.from_bytes(data[at : at + 4], "big")
 
     def writelines(self, data: list[bytes]) -> None:
@@ -175,7 +186,7 @@ class DurableAtOnce:
         return getattr(self._file, name)
 
 
-async def client_us(shape: Shape, seconds: float) -> float:
+async def client_us(shape: Shape, seconds: float, *, alone: bool) -> float:
     """Return the client's processor time for an add, in µs, futures and all."""
     config = ClientConfig()
     pool = BookiePool(BookieDirectory(cast("Any", None), config), config, "")
@@ -187,6 +198,7 @@ async def client_us(shape: Shape, seconds: float) -> float:
     for bookie_id in BOOKIES:
         connection = BookieConnection(bookie_id, lambda _: None, config.ping_timeout_s)
         connection.connection_made(cast("asyncio.Transport", Answering(connection)))
+        connection._many_bytes_max = 0 if alone else MANY_BYTES_MAX
         connections[bookie_id] = connection
     writers = []
     for ledger_id in range(shape.ledgers):
@@ -227,7 +239,7 @@ def metadata_of(ledger_id: int) -> LedgerMetadata:
     return LedgerMetadata.new(ledger_id, ensemble_size=3, write_quorum=3, ack_quorum=2, bookies=BOOKIES)
 
 
-async def bookie_us(shape: Shape, seconds: float) -> float:
+async def bookie_us(shape: Shape, seconds: float, *, alone: bool) -> float:
     """Return one bookie's processor time for an add, in µs."""
     loop = asyncio.get_running_loop()
     disk = RealDisk()
@@ -238,7 +250,10 @@ async def bookie_us(shape: Shape, seconds: float) -> float:
         )  # fmt: skip
         segment = engine._journal.segment
         segment.file = cast("File", DurableAtOnce(segment.file))
-        limits = Limits(connection_bytes_pending_max=1 << 30, bytes_pending_max=1 << 30)
+        limits = Limits(
+            connection_bytes_pending_max=1 << 30, bytes_pending_max=1 << 30,
+            connection_frames_per_turn=1 << 30,
+        )  # fmt: skip
         passwords = PasswordLedgers(engine, cast("Any", None))
         warnings = RepeatedWarnings(logging.getLogger(), loop)
         metrics = RequestMetrics(time.perf_counter)
@@ -276,8 +291,8 @@ async def bookie_us(shape: Shape, seconds: float) -> float:
             engine.barrier(ended.set_result)
             await ended
 
-        each = [add_frame(request, shape, ledger_id) for ledger_id, request in enumerate(prepared)]
-        frames = memoryview(b"".join(each))
+        held = [(request, number, block_of(shape, number)) for number, request in enumerate(prepared)]
+        frames = memoryview(b"".join(frames_of_adds(held, 0 if alone else MANY_BYTES_MAX)))
         found = await per_add(turn, shape, seconds)
         connection.connection_lost(None)
         segment.file = cast("Any", segment.file)._file
@@ -286,15 +301,14 @@ async def bookie_us(shape: Shape, seconds: float) -> float:
     return found
 
 
-def add_frame(request: PreparedRequest, shape: Shape, ledger_id: int) -> bytes:
-    """Return the frame of an add of one iteration's entries."""
+def block_of(shape: Shape, ledger_id: int) -> bytes:
+    """Return the block of one iteration's entries."""
     payloads = [bytes(shape.entry_bytes)] * shape.adds
     running = [shape.entry_bytes * (number + 1) for number in range(shape.adds)]
-    block = encode_block(
+    return encode_block(
         ledger_id=ledger_id, content_term=0, first_entry=0, stride=1, lac=-1, lafr=-1,
         payloads=payloads, running=running,
     )  # fmt: skip
-    return request.frame_head(1, len(block)) + block
 
 
 async def per_add(turn: Callable[[], Coroutine[Any, Any, None]], shape: Shape, seconds: float) -> float:
@@ -316,6 +330,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Measure the processor time of each side for an add.")
     parser.add_argument("--seconds", type=float, default=1.0, help="for each figure")
     parser.add_argument("--profile", action="store_true", help="print where the time goes")
+    parser.add_argument("--alone", action="store_true", help="each block in a frame of its own (version 4)")
     parser.add_argument("--only", type=int, help="the number of one shape")
     parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
     arguments = parser.parse_args()
@@ -328,7 +343,7 @@ def main() -> None:
             profile = cProfile.Profile()
             if arguments.profile:
                 profile.enable()
-            row[f"{side}_us"] = uvloop.run(measure(shape, arguments.seconds))
+            row[f"{side}_us"] = uvloop.run(measure(shape, arguments.seconds, alone=arguments.alone))
             if arguments.profile:
                 profile.disable()
                 print(f"{shape.name}, {side}")

@@ -16,7 +16,8 @@ from crc32c import crc32c
 
 from bookie_aio.wire import messages as wire
 from bookie_aio.wire.blocks import HEADER_BYTES, Block, LacStatement, encode_block, statement_crc
-from bookie_aio.wire.frames import FRAME_BYTES_MAX, encode_frame
+from bookie_aio.wire.frames import FRAME_BYTES_MAX, decode_header, encode_frame
+from bookie_aio.wire.many import encode_adds, encode_write_lacs
 from metadata.ids import ENTRY_ID_MAX, LEDGER_ID_MAX, TERM_FINAL
 
 if TYPE_CHECKING:
@@ -64,22 +65,26 @@ class Mutator:
             "wrong body": self._wrong_body,
             "wrong handshake": self._wrong_handshake,
             "contradictory": self._contradictory,
+            "rows that lie": self._lying_rows,
         }
         self._is_patient = False
+        self._more = 0  # requests beyond one in each well-formed frame
         self.counts: dict[str, int] = {}
 
     def draw(self) -> Streams:
         """Draw all that one connection sends."""
         rng, parts = self._rng, []
+        self._more = 0
         self._is_patient = rng.random() < 0.5
         if rng.random() < 0.9:
             parts.append(self.hello())
             # Well-formed but extreme: the connection lives on, so several of them reach the bookie.
             count = rng.randrange(SOFT_FRAMES_MAX)
             parts += [self._counted("extreme values", self._valid) for _ in range(count)]
+        answers = len(parts) + self._more if self._is_patient else 0
         kind = rng.choice(list(self._kinds))
         wrong = self._counted(kind, self._kinds[kind]) + self.frame(wire.Ping())
-        return Streams(b"".join(parts), len(parts) if self._is_patient else 0, wrong)
+        return Streams(b"".join(parts), answers, wrong)
 
     def _counted(self, kind: str, draw: Callable[[], bytes]) -> bytes:
         self.counts[kind] = self.counts.get(kind, 0) + 1
@@ -132,11 +137,38 @@ class Mutator:
             running=list(accumulate(map(len, payloads))),
         )
 
-    def _add(self) -> bytes:
+    def _draw_add(self) -> tuple[wire.Add, bytes]:
         ledger_id, term = self._ledger(), self._term()
         content_term = self._rng.choice((0, 0, term, self._edge(term)))
         flags = self._rng.choice((0, 0, 0, 0, 0, 1, 2, 4, 7))
-        return self.frame(wire.Add(ledger_id, term, flags), self._block(ledger_id, content_term))
+        return wire.Add(ledger_id, term, flags), self._block(ledger_id, content_term)
+
+    def _add(self) -> bytes:
+        return self.frame(*self._draw_add())
+
+    def _many(self, size: int) -> int:
+        """Return the first request id of a well-formed frame of so many requests."""
+        self._more += size - 1
+        return self._rng.randrange(2**32 - 1 - size)
+
+    def _adds(self) -> bytes:
+        rng = self._rng
+        size = rng.choice((1, 2, 3, 8, rng.randrange(1, 60)))
+        adds: list[tuple[wire.Add, bytes | None, bytes]] = []
+        for _ in range(size):
+            add, block = adds[-1][::2] if adds and rng.random() < 0.1 else self._draw_add()
+            adds.append((add, rng.choice((None, None, None, b"token", bytes(32), bytes(60_000))), block))
+        while sum(len(block) for _, _, block in adds) > FRAME_BYTES_MAX // 2:
+            adds.pop()
+        adds = [(add, auth if at < 8 else None, block) for at, (add, auth, block) in enumerate(adds)]
+        return b"".join(encode_adds(self._many(len(adds)), adds))
+
+    def _write_lacs(self) -> bytes:
+        rng = self._rng
+        size = rng.choice((1, 2, 8, wire.MANY_MAX))
+        token = rng.choice((None, None, b"token", bytes(32)))
+        lacs = [(self._draw_write_lac(is_intact=True), token) for _ in range(size)]
+        return encode_write_lacs(self._many(size), lacs)
 
     def _read(self) -> bytes:
         edge = self._edge
@@ -159,21 +191,25 @@ class Mutator:
         return self.frame(wire.ReadLac(self._ledger(), self._maybe_term(), known, wait_ms))
 
     def _write_lac(self, *, is_intact: bool = True) -> bytes:
+        return self.frame(self._draw_write_lac(is_intact=is_intact))
+
+    def _draw_write_lac(self, *, is_intact: bool) -> wire.WriteLac:
         rng, ledger_id, term = self._rng, self._ledger(), self._term()
         lac, lafr = self._edge(ENTRY_ID_MAX, -1), self._edge(ENTRY_ID_MAX, -1)
         crc = statement_crc(ledger_id, term, lac, lafr) ^ (0 if is_intact else 1 << rng.randrange(32))
         statement = LacStatement(term, lac, lafr, crc, rng.choice((b"", b"", bytes(32), bytes(4096))))
-        return self.frame(wire.WriteLac(ledger_id, rng.choice((term, TERM_FINAL)), statement))
+        return wire.WriteLac(ledger_id, rng.choice((term, TERM_FINAL)), statement)
 
     def _valid(self) -> bytes:
         edge = self._edge
         choices: tuple[Callable[[], bytes], ...] = (
             self._add,
-            self._add,
+            self._adds,
             self._read,
             self._read,
             self._read_lac,
             self._write_lac,
+            self._write_lacs,
             lambda: self.frame(wire.ListEntries(self._ledger(), edge(ENTRY_ID_MAX))),
             lambda: self.frame(wire.ListLedgers(edge(LEDGER_ID_MAX))),
             lambda: self.frame(self._rng.choice((wire.Info(), wire.Ping()))),
@@ -295,6 +331,30 @@ class Mutator:
             (wire.Ping(), bytes(self._rng.choice((1, 1000, LARGE_BYTES)))),
         )
         return self.frame(*self._rng.choice(choices))
+
+    def _lying_rows(self) -> bytes:
+        """Return a frame of many whose count, rows, tokens or blocks contradict one another."""
+        rng = self._rng
+        op, frame = rng.choice(((wire.Op.ADDS, self._adds()), (wire.Op.WRITE_LACS, self._write_lacs())))
+        header_bytes = int.from_bytes(frame[4:8], "big")
+        *_, count = decode_header(memoryview(frame)[8 : 8 + header_bytes])
+        assert isinstance(count, int)
+        body = bytearray(frame[8 + header_bytes :])
+        row_bytes = 24 if op == wire.Op.ADDS else 48
+        choice = rng.randrange(4)
+        if choice == 0:
+            count = rng.choice((0, 1, count - 1, count + 1, wire.MANY_MAX, wire.MANY_MAX + 1))
+        elif choice == 1:
+            del body[rng.randrange(len(body)) :]
+        else:  # any field of any row; or two sizes, so that a block reaches into its neighbour
+            for _ in range(choice - 1):
+                size = rng.choice((1, 2, 4, 8))
+                at = rng.randrange(row_bytes * count - size + 1)
+                value = rng.choice((*EDGES, rng.getrandbits(64))) % (1 << 8 * size)
+                if size < 8 or value not in self._spared:
+                    body[at : at + size] = value.to_bytes(size, "little")
+        header = [int(op), rng.choice((1, 2**32 - 2, 2**32 - 1)), None, count]
+        return encode_frame(header, len(body)) + bytes(body)
 
     def _contradictory(self) -> bytes:
         ledger_id = self._ledger()

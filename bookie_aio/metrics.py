@@ -240,7 +240,7 @@ METRICS: tuple[Metric, ...] = (
         lambda of: of.requests.bytes_read,
     ),
     counter(
-        "bookie_aio_requests_total", "", "Requests that were received.",
+        "bookie_aio_requests_total", "", "Requests that were received; an ADDS counts as one.",
         lambda of: of.requests.requests_by_name(), "operation",
     ),
     counter(

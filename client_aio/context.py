@@ -55,6 +55,39 @@ class ClientCounters:
         self.digest_mismatches = 0
 
 
+class Flushes:
+    """The writers that send what was added to them at the end of this event-loop iteration.
+
+    One callback for all of them: with a thousand ledgers, one for each would cost as much as many an add.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._due: list[Callable[[], None]] = []
+
+    def add(self, flush: Callable[[], None]) -> None:
+        """Call `flush` in this iteration's callback."""
+        if not self._due:
+            self._loop.call_soon(self._flush)
+        self._due.append(flush)
+
+    def _flush(self) -> None:
+        due, self._due = self._due, []
+        done = 0
+        try:
+            for flush in due:
+                done += 1
+                try:
+                    flush()
+                except Exception as error:
+                    # As for callbacks of their own: a fault of one writer keeps no other from sending.
+                    context = {"message": "sending adds failed", "exception": error}
+                    self._loop.call_exception_handler(context)
+        finally:
+            for flush in due[done:]:  # an interrupt has ended the loop above
+                self.add(flush)
+
+
 @dataclass
 class ClientContext:
     """The parts that one client's handles are built from."""
@@ -71,6 +104,7 @@ class ClientContext:
     clock: AwakeClock = field(init=False)
     lac_clock: LacClock = field(init=False)
     tails: Tails = field(init=False)
+    flushes: Flushes = field(init=False)
     reports: RepeatedReports = field(init=False)
     _closed: asyncio.Event = field(default_factory=asyncio.Event)
     _unawaited: set[asyncio.Task[Any]] = field(default_factory=set)
@@ -78,6 +112,7 @@ class ClientContext:
     def __post_init__(self) -> None:
         self.clock = AwakeClock()
         self.clock.start()
+        self.flushes = Flushes(self.loop)
         self.lac_clock = LacClock(self.config.explicit_lac_delay_s)
         self.reports = self.pool.directory.reports
         self.tails = Tails(self.pool, self.ledgers, self.config)

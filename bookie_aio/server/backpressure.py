@@ -226,7 +226,7 @@ class SlowLane:
         self._began = 0.0
         self._price = 1.0
         self.adds = 0
-        """The number of adds that became durable."""
+        """How many adds, or records of many adds, became durable."""
 
     @property
     def waiting(self) -> int:

@@ -51,8 +51,10 @@ if TYPE_CHECKING:
     from bookie_aio.wire.blocks import Buffer
 
 _ADD = int(Op.ADD)
-_FAST_OF_WRITERS = frozenset({int(Op.WRITE_LAC), int(Op.FORCE), int(Op.PING)})
-"""Requests of a writer that do not wait in the slow lane, where the adds behind them would wait as well."""
+_FAST_OF_WRITERS = frozenset(
+    map(int, (Op.ADDS, Op.WRITE_LAC, Op.WRITE_LACS, Op.FORCE, Op.PING)),
+)
+"""Other requests of a writer that do not wait in the slow lane. The adds behind them would wait as well."""
 _CHEAP = frozenset({int(Op.READ), int(Op.READ_LAC), int(Op.WATCH)})
 """The requests of readers. All others, and those of a peer that was refused, have the price `DEAR`."""
 DEAR = 8.0
@@ -125,7 +127,7 @@ class Connection(asyncio.BufferedProtocol):
         self._stalled_since: float | None = None
         self._stalled_bytes = 0
         self._bytes_pending = 0
-        self._again: Callable[[], None] | None = None  # goes on with a request that had to wait
+        self.again: deque[Callable[[], None]] = deque()  # goes on with a request that had to wait
         self._awaited: asyncio.Future[Any] | None = None  # what that request waits for
         self._is_slow = False  # the request being handled, or that waits, is one of the slow lane
         self._price = DEAR  # of that request
@@ -222,23 +224,23 @@ class Connection(asyncio.BufferedProtocol):
         try:
             while (frame := self._next_frame()) is not None:
                 self._frame_since = None
-                if self._again is not None:
-                    go_on, self._again = self._again, None
-                    go_on()
+                requests = 1
+                if self.again:
+                    self.again.popleft()()
                 elif self.is_greeted:
-                    self._dispatcher.handle(self, *frame)
+                    requests = self._dispatcher.handle(self, *frame)
                 else:
                     self._greet(frame[0])
                 if self._is_slow:
                     self._backpressure.slow_lane.end()
-                    self.slow_frames = max(0, self.slow_frames - 1)
+                    self.slow_frames = max(0, self.slow_frames - requests)
                 if self._is_closing:
                     return
                 if self._must_block():
                     self._block()
                     return
-                frames_left -= 1
-                if not frames_left:  # the remaining frames after those of other connections
+                frames_left -= requests
+                if frames_left <= 0:  # the remaining frames after those of other connections
                     self._block()
                     self._has_had_turn = True
                     self._loop.call_soon(self._next_turn)
@@ -263,7 +265,7 @@ class Connection(asyncio.BufferedProtocol):
         A frame that has to wait blocks the connection. A request that waited comes before the next frame.
         """
         parser, lane = self._parser, self._backpressure.slow_lane
-        if self._again is None:
+        if not self.again:
             op = parser.next_op
             if op < 0:
                 self._is_slow = False
@@ -281,7 +283,7 @@ class Connection(asyncio.BufferedProtocol):
             self._awaits_turn = True
             self._block()
             return None
-        return parser.next_packed() if self._again is None else _NO_FRAME
+        return _NO_FRAME if self.again else parser.next_packed()
 
     def _greet(self, packed: memoryview) -> None:
         if self._dispatcher.greet(self, packed):
@@ -377,7 +379,7 @@ class Connection(asyncio.BufferedProtocol):
     def go_on_after(self, future: asyncio.Future[Any], go_on: Callable[[], None]) -> None:
         """Go on with the present request once the future is done, and handle no other before that."""
         self._awaited = future
-        self._again = go_on
+        self.again.appendleft(go_on)
         future.add_done_callback(self._awaited_done)
 
     def _awaited_done(self, future: asyncio.Future[Any]) -> None:

@@ -1,9 +1,10 @@
 """Dispatcher: takes the frames of all connections to the handlers of their requests.
 
 Owns the handshake, the table from a request's type to its handler, and the checks that every request passes.
-They are: only an ADD and a WATCH have a body, the ledger's id has been given out (`given_ids`), the bookie is
-not draining, the ledger is not deleted, the request is authorised. Does not own the bytes and limits of a
-connection (`connection`), the operations (`handlers`), nor the form of answers (`responder`).
+Only some requests have a body, the ledger's id has been given out (`given_ids`), the bookie is not draining,
+the ledger is not deleted, and the request is authorised. Each request in an ADDS or a WRITE_LACS passes them
+by itself. Does not own the bytes and limits of a connection (`connection`), the operations (`handlers`), nor
+the form of answers (`responder`).
 
 Invariant (rule 7): all of it is synchronous, in the order in which the frames came. A handler's verdict on a
 term, and the append that the verdict allows, are one step with the checks here.
@@ -41,11 +42,14 @@ from bookie_aio.server.handlers.lac import LacHandler
 from bookie_aio.server.handlers.read import ReadHandler
 from bookie_aio.server.responder import WAITING_BYTES, Responder
 from bookie_aio.wire.frames import encode_frame
+from bookie_aio.wire.many import parse_adds, parse_write_lacs
 from bookie_aio.wire.messages import (
     NO_TERM,
+    VERSION_MANY,
     VERSION_MAX,
     VERSION_MIN,
     Add,
+    Adds,
     Delete,
     Force,
     Hello,
@@ -64,6 +68,7 @@ from bookie_aio.wire.messages import (
     Status,
     Watch,
     WriteLac,
+    WriteLacs,
     encode_answer,
 )
 from metadata.errors import (
@@ -75,7 +80,7 @@ from metadata.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection
+    from collections.abc import Awaitable, Callable, Collection, Iterator
 
     from bookie_aio.config import Limits
     from bookie_aio.metrics import RequestMetrics
@@ -85,6 +90,7 @@ if TYPE_CHECKING:
     from bookie_aio.storage.engine import Engine
     from bookie_aio.structured_logging import RepeatedWarnings
     from bookie_aio.wire.blocks import Block
+    from bookie_aio.wire.many import ManyAdd, ManyLac
     from bookie_aio.wire.messages import Message
     from metadata.access.ledgers import LedgerStore
 
@@ -93,6 +99,7 @@ _KNOWN_MAX = 65_536
 
 
 _WITH_BODY = frozenset({Op.ADD, Op.WATCH})
+_NO_BODY = memoryview(b"")
 _OF_DELETED = (Op.DELETE, Op.IS_FREE)
 """The operations that make sense for a ledger that has been deleted."""
 
@@ -349,31 +356,90 @@ class Dispatcher:
         peer.fail(reason)
         return False
 
-    def handle(self, peer: Peer, packed: memoryview, body: memoryview) -> None:
-        """Carry out one request of a connection that has been greeted.
+    def handle(self, peer: Peer, packed: memoryview, body: memoryview) -> int:
+        """Carry out the request, or the requests, of one frame of a connection that has been greeted.
 
-        Errors of the storage become answers.
+        Return how many frames of one request it counts as. Errors of the storage become answers.
 
         Raises:
             ProtocolError: the header is not that of a request; the connection cannot go on.
         """
         request_id, auth, request = self._decoder.decode(packed)
         if type(request) not in self._handlers:
-            raise MalformedFrameError(f"{type(request).__name__} after the handshake")
+            if not isinstance(request, Adds | WriteLacs):
+                raise MalformedFrameError(f"{type(request).__name__} after the handshake")
+            if peer.version < VERSION_MANY or auth is not None:
+                what = f"version {peer.version}" if auth is None else "a frame with a token beside its rows"
+                raise MalformedFrameError(f"{type(request).__name__} in {what}")
+            self._handle_many(peer, request_id, request, body)
+            return 1 + request.count // 2  # each costs half of what it would cost alone
         op = request.op
         self.metrics.requests[op] += 1
         if body and op not in _WITH_BODY:
             reason = f"a {op.name} has no body, and came with one of {len(body):,} bytes"
             self._responder.refuse(peer, op, request_id, Status.BAD_REQUEST, reason)
-            return
+            return 1
+        self._take(peer, request_id, auth, request, body)
+        return 1
+
+    def _handle_many(self, peer: Peer, request_id: int, request: Adds | WriteLacs, body: memoryview) -> None:
+        """Carry out the requests of an ADDS or a WRITE_LACS, each by itself."""
+        self.metrics.requests[request.op] += 1
+        if isinstance(request, Adds):
+            self._take_adds(peer, body, iter(parse_adds(request_id, request.count, body)))
+        else:
+            self._take_lacs(peer, iter(parse_write_lacs(request_id, request.count, body)))
+
+    def _take_adds(self, peer: Peer, frame: memoryview, adds: Iterator[ManyAdd]) -> None:
+        """Carry out the ADDs of an ADDS that are left, up to one that has to wait."""
+        try:
+            for add in adds:
+                self._take(peer, add.request_id, add.auth, add.request, add.block, (frame, add))
+                if not peer.is_open:  # a block that is not intact: no more is believed
+                    return
+                if peer.again:
+                    peer.again.append(partial(self._take_adds, peer, frame, adds))
+                    return
+        finally:
+            self._adds.flush()
+
+    def _take_lacs(self, peer: Peer, lacs: Iterator[ManyLac]) -> None:
+        """Carry out the WRITE_LACs of a WRITE_LACS that are left, up to one that has to wait."""
+        self._lacs.gather()
+        try:
+            for lac in lacs:
+                self._take(peer, lac.request_id, lac.auth, lac.request, _NO_BODY)
+                if not peer.is_open:
+                    return
+                if peer.again:
+                    peer.again.append(partial(self._take_lacs, peer, lacs))
+                    return
+        finally:
+            self._lacs.flush(peer)
+
+    def _take(
+        self,
+        peer: Peer,
+        request_id: int,
+        auth: bytes | None,
+        request: Message,
+        body: memoryview,
+        many: tuple[memoryview, ManyAdd] | None = None,
+    ) -> None:
+        """Carry out one request, or let it wait until its ledger's id is known to have been given out.
+
+        `many`: it is this one of the ADDS whose body is given.
+        """
         ledger_id = getattr(request, "ledger_id", None)
         if ledger_id is not None and ledger_id >= self._given_ids.below and _stores(request):
+            if many is not None:
+                body = memoryview(bytes(body))  # the frame it came in must not stay in memory for it
             go_on = partial(self._go_on, peer, request_id, auth, request, body)
             # A request without a token never waits a second time: `LedgerAuthoriser` asks for locks only.
             is_aside = auth is None and type(request) is Add and peer.is_writer
             self._given_ids.wait(peer, ledger_id, len(body), go_on, may_wait_aside=is_aside)
             return
-        self._carry_out(peer, request_id, auth, request, body)
+        self._carry_out(peer, request_id, auth, request, body, None, many)
 
     def _go_on(
         self,
@@ -405,6 +471,7 @@ class Dispatcher:
         request: Message,
         body: memoryview,
         answer: asyncio.Future[bool] | None = None,
+        many: tuple[memoryview, ManyAdd] | None = None,
     ) -> None:
         """Carry out a request, or let its connection wait until it is decided. `answer` is that decision."""
         op, responder = request.op, self._responder
@@ -414,17 +481,23 @@ class Dispatcher:
         try:
             ledger_id = getattr(request, "ledger_id", None)
             if ledger_id is not None and self._engine.is_deleted(ledger_id) and op not in _OF_DELETED:
+                if many is not None:
+                    self._adds.flush()  # what was accepted before is durable when the refusal leaves (rule 3)
                 responder.refuse_deleted(peer, op, request_id, f"ledger {ledger_id} has been deleted")
                 return
             refusal = self._authoriser.authorise(peer, request, auth, answer)
             if isinstance(refusal, asyncio.Future):
+                if many is not None:
+                    body = memoryview(bytes(body))  # it is not gathered, so it would keep the frame alive
                 go_on = partial(self._carry_out, peer, request_id, auth, request, body, refusal)
                 peer.go_on_after(refusal, go_on)
                 return
             if refusal is not None:
                 responder.refuse(peer, op, request_id, Status.UNAUTHORIZED, refusal)
                 return
-            if auth is not None and type(request) is Add:
+            if many is not None:
+                self._adds.gather(peer, *many, has_token=auth is not None)
+            elif auth is not None and type(request) is Add:
                 self._adds.add(peer, request_id, request, body, has_token=True)
             else:
                 self._handlers[type(request)](peer, request_id, request, body)

@@ -17,6 +17,7 @@ from metadata.errors import DiskFullError, NoSuchLedgerError, StorageError
 
 if TYPE_CHECKING:
     import asyncio
+    from collections import deque
     from collections.abc import Callable, Coroutine
 
     from bookie_aio.metrics import RequestMetrics
@@ -44,6 +45,8 @@ class Peer(Protocol):
     """The loop's time when bytes arrived last. No request that has arrived is younger."""
     arrived_at: float
     """The same by the bookie's clock, for the metrics."""
+    again: deque[Callable[[], None]]
+    """Called in turn before the next frame: to go on with a request that waits, then with those behind it."""
 
     def __hash__(self) -> int: ...
 

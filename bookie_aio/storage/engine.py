@@ -48,12 +48,14 @@ if TYPE_CHECKING:
     from bookie_aio.storage.journal import Group
     from bookie_aio.storage.read.reader import ListedRun
     from bookie_aio.storage.segment.segment import Segment
-    from bookie_aio.wire.blocks import Block, LacStatement
+    from bookie_aio.wire.blocks import Block, Buffer, LacStatement
 
 __all__ = ["Done", "Engine", "ReadResult", "StorageConfig"]
 
 _FENCE_SHARE = 8
 """One part in this many of the reserve is kept for fences; recovery adds may use all other parts."""
+_RECORD_BYTES_MAX = 1024 * 1024
+_RECORD_SHARE = 16
 _ROOM_BYTES_MIN = 4096
 """Room for fences in the first segment on a full disk, behind the records that the last run left."""
 
@@ -102,6 +104,9 @@ class Engine:
         self._on_indexed = on_indexed
         self._on_failed = on_failed
         self._on_writable = on_writable
+        self.record_bytes_max = min(_RECORD_BYTES_MAX, config.segment_bytes // _RECORD_SHARE)
+        """A record of many blocks takes no more from here on. One that is large may leave much of a segment
+        unused, since it is never cut."""
         self._health = StorageHealth(self)
         self._disk = FailStopDisk(disk, self._health)
         self.disk: Disk = self._disk  # for other files in the directories
@@ -322,6 +327,7 @@ class Engine:
         for record in tail:
             event = record.event
             assert event is not None
+            assert not isinstance(event, list)
             if isinstance(event, Change) and event.is_for_all:
                 self._ledgers.accept_for_all()
                 self._journal.append(record)
@@ -406,12 +412,35 @@ class Engine:
             DiskFullError: not accepted: no space (with `from_reserve`: the reserve is used up as well).
             EntryTooLargeError: the block does not fit into a segment.
         """
-        size = self._size_of(block)
+        size = self.size_of(block)
         if not self._health.has_room:
             if not from_reserve:
                 raise DiskFullError("no space left for ordinary adds")
             self._check_room(size, self._config.space.reserve_bytes // _FENCE_SHARE)
-        self._append_block(block, done, size, 0 if states_lac else form.STATES_NOTHING)
+        for watch in self.add_watches:
+            watch.note(block)
+        row = form.block_row(block, 0 if states_lac else form.STATES_NOTHING)
+        self._accept(block.ledger_id, Record(row, block.view, block, done, size))
+
+    def append_blocks(self, blocks: list[Block], body: Buffer, done: Done) -> None:
+        """Accept ordinary blocks, of many ledgers perhaps, as one record; all or none of them are accepted.
+
+        Args:
+            blocks: whole blocks that `size_of` has passed, in their order. The list is kept.
+            body: their bytes, one after another. Kept until they are durable, and written without a copy.
+            done: called once, when all of them are durable and indexed, or none will be.
+
+        Raises:
+            DiskFullError: no space for ordinary adds.
+        """
+        if not self._health.has_room:
+            raise DiskFullError("no space left for ordinary adds")
+        self._ledgers.accept_blocks(blocks)
+        for watch in self.add_watches:
+            for block in blocks:
+                watch.note(block)
+        row = b"".join(map(form.block_row, blocks))
+        self._journal.append(Record(row, body, blocks, done, len(row) + len(body)))
 
     def append_copy(self, block: Block, done: Done) -> None:
         """Accept a copy of a stored block whose segment is to be given up.
@@ -420,22 +449,21 @@ class Engine:
             DiskFullError: no space.
             EntryTooLargeError: segments have become smaller than the block.
         """
-        size = self._size_of(block)
+        size = self.size_of(block)
         if self._allocator.is_full:
             raise DiskFullError("no space left for copies")
         # The LAC that the block states was learnt when the block was stored, and is in the checkpoint.
-        self._append_block(block, done, size, form.STATES_NOTHING)
+        for watch in self.add_watches:
+            watch.note(block)
+        row = form.block_row(block, form.STATES_NOTHING)
+        self._accept(block.ledger_id, Record(row, block.view, block, done, size))
 
-    def _size_of(self, block: Block) -> int:
+    def size_of(self, block: Block) -> int:
+        """Return the size of a block's record. Raises EntryTooLargeError if no segment has room for it."""
         size = block.total_bytes + form.ROW_BYTES
         if size > self._config.segment_bytes - form.DATA_OFFSET - form.GROUP_HEADER_BYTES:
             raise EntryTooLargeError(f"a block of {size} bytes does not fit into a segment")
         return size
-
-    def _append_block(self, block: Block, done: Done, size: int, flags: int) -> None:
-        for watch in self.add_watches:
-            watch.note(block)
-        self._accept(block.ledger_id, Record(form.block_row(block, flags), block.view, block, done, size))
 
     def append_term(self, ledger_id: int, term: int, done: Done) -> None:
         """Accept a fence: the ledger's term is at least `term` from this call on. Raises DiskFullError."""
@@ -511,13 +539,13 @@ class Engine:
 
     def _index_group(self, group: Group) -> None:
         """Index a durable group, and call its `Done`s."""
-        reductions = self._ledgers.reductions
+        reductions, indexed = self._ledgers.reductions, self._ledgers.indexed
         touched = self._ledgers.index(group)
         if self._ledgers.reductions != reductions:
             self._compactor.notice()
         metrics = self._metrics
         metrics.count_group(
-            len(group.records),
+            self._ledgers.indexed - indexed,
             group.size,
             queued_s=group.started_at - group.queued_at,
             committed_s=group.durable_at - group.started_at,
@@ -537,7 +565,7 @@ class Engine:
                 asyncio.get_running_loop().call_exception_handler(context)
 
     def _drop(self, records: Sequence[Record], error: StorageError) -> None:
-        self._ledgers.count_dropped(sum(record.event is not None for record in records))
+        self._ledgers.count_dropped(sum(record.events for record in records))
         if isinstance(error, DiskFullError):
             for record in records:
                 if isinstance(record.event, Change):

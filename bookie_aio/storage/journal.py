@@ -89,13 +89,24 @@ class Change(NamedTuple):
 
 
 class Record(NamedTuple):
-    """One record on its way to the disk. A barrier has an empty row and no event."""
+    """One record on its way to the disk. A barrier has an empty row and no event.
+
+    A list stands for the blocks of many ledgers, which become durable together. `row` has a row of each, and
+    `body` their bytes, one after another. They are in one group, so a crash leaves all of them or none.
+    """
 
     row: bytes
     body: Buffer | None
-    event: Block | Change | None
+    event: Block | list[Block] | Change | None
     done: Done
     size: int
+
+    @property
+    def events(self) -> int:
+        """Return for how many changes of a ledger the record stands."""
+        if isinstance(self.event, list):
+            return len(self.event)
+        return 0 if self.event is None else 1
 
 
 @dataclass(slots=True)
@@ -320,7 +331,8 @@ class Journal:
             for record in records:
                 record.done(None)
             return
-        head_bytes = form.GROUP_HEADER_BYTES + form.ROW_BYTES * len(rows)
+        rows_bytes = sum(map(len, rows))
+        head_bytes = form.GROUP_HEADER_BYTES + rows_bytes
         total = form.GROUP_HEADER_BYTES + size
         offset = form.group_start(self._offset, total)
         if offset + total > header.capacity:
@@ -328,7 +340,7 @@ class Journal:
         witness = self._witness
         group = form.GroupHeader(
             header.segment_id, header.generation, self._number, offset, *segment.previous, total,
-            witness.checkpoint, len(rows),
+            witness.checkpoint, rows_bytes // form.ROW_BYTES,
         )  # fmt: skip
         began = self._clock()
         self._in_flight = Group(segment, records, offset, offset + head_bytes, total, self._queued_at, began)

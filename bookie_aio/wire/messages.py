@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 VERSION_MIN = 3
-VERSION_MAX = 4
+VERSION_MAX = 5
+VERSION_MANY = 5
+"""The first version with ADDS and WRITE_LACS."""
 VERSION_IS_FREE = 4
 """The first version with IS_FREE."""
 ANSWER = 0x80
@@ -42,6 +44,9 @@ ALIVE_ID = REQUEST_ID_MAX
 VERSION_ALIVE = 4
 """From this version on, bookies send that answer, and have WATCH."""
 WAIT_MS_MAX = 30_000
+ADD_FLAGS_MAX = 7
+MANY_MAX = 256
+"""Requests in one frame of ADDS or WRITE_LACS: a bookie handles so many ADDs of a connection in a row."""
 
 
 class Op(enum.IntEnum):
@@ -61,6 +66,8 @@ class Op(enum.IntEnum):
     WATCH = 12
     IS_FREE = 13
     LIFT_MARK = 14
+    ADDS = 15
+    WRITE_LACS = 16
 
 
 class Status(enum.IntEnum):
@@ -259,7 +266,7 @@ class Add(Message):
     """Asks to store the one block in the body, durably. Refused where the term is below the held one."""
 
     op = Op.ADD
-    schema = (_LEDGER, _TERM, _Integer(0, 7))
+    schema = (_LEDGER, _TERM, _Integer(0, ADD_FLAGS_MAX))
     ledger_id: int
     term: int
     flags: int  # of `AddFlag`
@@ -440,15 +447,39 @@ class LiftMarkAnswer(Message):
 
 
 @dataclass(slots=True)
+class Adds(Message):
+    """Carries the ADDs of many ledgers in one frame, whose body `bookie_aio.wire.many` describes.
+
+    They have the request ids from the frame's on. Each is judged, and answered, as an ADD of its own.
+    """
+
+    op = Op.ADDS
+    schema = (_Integer(1, MANY_MAX),)
+    count: int
+
+
+@dataclass(slots=True)
+class WriteLacs(Message):
+    """Carries the WRITE_LACs of many ledgers in one frame, as `Adds` carries ADDs."""
+
+    op = Op.WRITE_LACS
+    schema = (_Integer(1, MANY_MAX),)
+    count: int
+
+
+@dataclass(slots=True)
 class Done(Message):
-    """The answer without fields: to PING, ADD, WRITE_LAC, FORCE, DELETE, INFO, WATCH, IS_FREE."""
+    """The answer without fields: to PING, ADD, WRITE_LAC, FORCE, DELETE, INFO, WATCH, IS_FREE.
+
+    That to ADDS and WRITE_LACS names, in its body, the requests that are done.
+    """
 
     op = Op.PING
 
 
 _ALL = (
     Hello, Ping, Add, Read, ReadLac, WriteLac, ListEntries, ListLedgers, Info, Force, Delete, Watch,
-    IsFree, LiftMark,
+    IsFree, LiftMark, Adds, WriteLacs,
 )  # fmt: skip
 REQUESTS: dict[int, type[Message]] = {message.op: message for message in _ALL}
 ANSWERS: dict[int, type[Message]] = {
@@ -466,6 +497,8 @@ ANSWERS: dict[int, type[Message]] = {
     Op.WATCH: Done,
     Op.IS_FREE: Done,
     Op.LIFT_MARK: LiftMarkAnswer,
+    Op.ADDS: Done,
+    Op.WRITE_LACS: Done,
 }
 
 
@@ -484,11 +517,13 @@ def encode_request(request: Message, request_id: int, auth: bytes | None = None)
 
 
 class PreparedRequest:
-    """A request that is sent many times. All but the size and the request id is packed once."""
+    """An ADD that is sent many times. All but the size and the request id is packed once."""
 
-    __slots__ = ("_after", "_before", "_header_bytes", "_pack")
+    __slots__ = ("_after", "_before", "_header_bytes", "_pack", "auth", "request")
 
-    def __init__(self, request: Message, auth: bytes | None = None) -> None:
+    def __init__(self, request: Add, auth: bytes | None = None) -> None:
+        self.request = request
+        self.auth = auth
         packed = msgpack.packb(encode_request(request, 0, auth))
         # The head of the array, the operation and the id 0 take a byte each. A real id takes five bytes.
         self._before, self._after = packed[:2] + b"\xce", packed[3:]

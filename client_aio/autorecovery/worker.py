@@ -37,6 +37,7 @@ from client_aio.core.audit import (
 from client_aio.core.placement import spread
 from client_aio.core.repair_plan import Part, complete_parts
 from client_aio.unbounded.paged_fragments import spans
+from metadata.access.bookies import split_address
 from metadata.access.repair_tasks import RepairTask, RepairTasks, TaskRef, WorkerRecord
 from metadata.errors import (
     BookKeeperError,
@@ -245,7 +246,8 @@ class Worker:
         share = self._config.cluster_bytes_per_s / workers
         self._bucket.rate = min(float(self._config.worker_bytes_per_s), share)
         self._courtesy.is_urgent = ref.copies <= Courtesy.COPIES_AT_RISK
-        self._courtesy.share(workers, len(self._context.pool.directory.available))
+        available = self._context.pool.directory.available.values()
+        self._courtesy.share(workers, len({split_address(one.addresses[0])[0] for one in available}))
         self.record = replace(self.record, ledger_id=ref.ledger_id)
         await self._announce(registration)
         began = self._loop.time()

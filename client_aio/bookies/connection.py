@@ -32,10 +32,13 @@ from bookie_aio.wire.frames import (
     encode_frame,
 )
 from bookie_aio.wire.listing import Row, parse_rows
+from bookie_aio.wire.many import encode_write_lacs, frames_of_adds, parse_done
 from bookie_aio.wire.messages import (
     ADDED,
     ALIVE_ID,
+    MANY_MAX,
     VERSION_ALIVE,
+    VERSION_MANY,
     VERSION_MAX,
     Done,
     Failure,
@@ -50,6 +53,7 @@ from bookie_aio.wire.messages import (
     Ping,
     PreparedRequest,
     Status,
+    WriteLac,
     decode_answer,
     encode_request,
 )
@@ -80,6 +84,7 @@ from metadata.transports import GatheringWrite, gathering_write
 
 if TYPE_CHECKING:
     from bookie_aio.wire.blocks import Buffer
+    from bookie_aio.wire.many import Held
 
 logger = logging.getLogger(__name__)
 
@@ -91,6 +96,17 @@ NO_BODY = memoryview(b"")
 _JOINED_BYTES_MAX = 32 * 1024
 _WRITE_BUFFER_HIGH_BYTES = 1024 * 1024
 _HELD_BYTES_MAX = 32 * 1024
+_SMALL_BLOCK_BYTES = 4 * 1024
+"""Blocks of less than this on average are held for a fuller ADDS."""
+_HELD_SMALL_BYTES_MAX = 256 * 1024
+_HELD_S_MAX = 0.01
+"""Adds are held for no longer, since the add that has no answer may wait for something else than the disk.
+
+A bookie lets an add of a new ledger wait while it reads the id counter, and handles those of others."""
+MANY_BYTES_MAX = 512 * 1024
+"""The most bytes of blocks in an ADDS."""
+_MANY_ROWS_BYTES = 32 * 1024
+"""Room in a frame for the header, the rows and the tokens of an ADDS."""
 _VERSION_MIN = VERSION_ALIVE
 """The oldest version that this client speaks: it follows ledgers by WATCH."""
 _PING_ANSWER_S = 3600.0
@@ -129,6 +145,9 @@ def error_of(failure: Failure, *, bookie_id: str, ledger_id: int | None = None) 
 # The callback for the answer, the times at which the request was sent and its answer is due, the operation.
 _Request = tuple[OnAnswer, float, float, int]
 _ADD = int(Op.ADD)
+_WRITE_LAC = int(Op.WRITE_LAC)
+_ANSWERED_AS = {int(Op.ADDS): _ADD, int(Op.WRITE_LACS): _WRITE_LAC}
+"""An answer to many names requests of these operations."""
 _DONE = Done()
 
 
@@ -175,10 +194,16 @@ class BookieConnection(asyncio.BufferedProtocol):
         self._requests: dict[int, _Request] = {}
         self._overdue: set[int] = set()
         self._next_id = 0
-        self._held: list[bytes] = []  # adds that were not sent yet: heads and bodies alternately
+        self._held: list[Held] = []  # adds that were not sent yet
         self._held_bytes = 0
+        self._many_bytes_max = 0  # of the blocks in an ADDS; 0 where the bookie does not know ADDS
+        self._held_lacs: list[
+            tuple[WriteLac, bytes | None]
+        ] = []  # not sent yet; their ids follow one another
+        self._first_lac_id = 0
         self._adds_sent = 0  # that were not answered yet
         self._is_release_due = False
+        self._hold_timer: asyncio.TimerHandle | None = None
         self._transport: asyncio.Transport | None = None
         self._write_all: GatheringWrite  # of that transport
         self._loop = asyncio.get_running_loop()
@@ -240,8 +265,9 @@ class BookieConnection(asyncio.BufferedProtocol):
         """Do as `request` for an add, whose `auth` is prepared too. The add may be held back briefly.
 
         While adds of this connection are unanswered, the bookie's group commit is in progress, and further
-        small adds would only wait there. They wait here instead, until an answer comes or they exceed a
-        limit. Both sides then handle many frames at once.
+        small adds would only wait there. They wait here instead, until an answer comes, they exceed a limit,
+        or `_HELD_S_MAX` is over. Small blocks then leave in one frame, as an ADDS: both sides handle many at
+        once. All adds of a connection leave in their order, whether alone or in company.
         """
         if self.error is not None:
             self._loop.call_soon(on_answer, self.error, NO_BODY)
@@ -253,27 +279,81 @@ class BookieConnection(asyncio.BufferedProtocol):
         self._requests[request_id] = (on_answer, now, now + timeout_s, _ADD)
         if self._watch is None:
             self._begin_watch(now)
-        self._held += (request.frame_head(request_id, body_bytes), body)
+        self._held.append((request, request_id, body))
         self._held_bytes += body_bytes
-        if self._held_bytes >= _HELD_BYTES_MAX:
+        if self._held_bytes >= _HELD_BYTES_MAX and self._is_enough():
             self._release()
-        elif not self._adds_sent and not self._is_release_due:
+        elif not self._adds_sent:
+            if not self._is_release_due:
+                self._is_release_due = True
+                self._loop.call_soon(self._release)
+        elif self._hold_timer is None:
+            self._hold_timer = self._loop.call_later(_HELD_S_MAX, self._held_for_long)
+
+    def _held_for_long(self) -> None:
+        # Not cancelled when an answer comes: a timer for each burst would cost more than a frame sent early.
+        self._hold_timer = None
+        if self._held:
+            self._release()
+
+    def tell_lac(self, message: WriteLac, on_answer: OnAnswer, timeout_s: float, auth: bytes | None) -> None:
+        """Do as `request` for a WRITE_LAC. Those of an event-loop iteration leave in one frame."""
+        if not self._many_bytes_max or self.error is not None:
+            self.request(message, on_answer, timeout_s=timeout_s, auth=auth)
+            return
+        request_id = self._next_id
+        held = self._held_lacs
+        if held and (request_id != self._first_lac_id + len(held) or len(held) >= MANY_MAX):
+            self._release()
+        if not self._held_lacs:
+            self._first_lac_id = request_id
+        self._next_id = (request_id + 1) % ALIVE_ID
+        now = self._time()
+        self._requests[request_id] = (on_answer, now, now + timeout_s, _WRITE_LAC)
+        if self._watch is None:
+            self._begin_watch(now)
+        self._held_lacs.append((message, auth))
+        if not self._is_release_due:
             self._is_release_due = True
             self._loop.call_soon(self._release)
 
-    def _release(self) -> None:
-        """Send the adds that were held back."""
-        self._is_release_due = False
-        held, self._held = self._held, []
-        if not held or self.error is not None:
+    def _release_lacs(self) -> None:
+        held, self._held_lacs = self._held_lacs, []
+        if self.error is not None:
             return
         assert self._transport is not None
-        self._adds_sent += len(held) // 2
-        if self._held_bytes > _JOINED_BYTES_MAX * len(held):  # one small buffer costs less than two
-            self._write_all(held)
+        if len(held) > 1:
+            self._transport.write(encode_write_lacs(self._first_lac_id, held))
         else:
-            self._transport.write(b"".join(held))
-        self._held_bytes = 0
+            message, auth = held[0]
+            self._transport.write(encode_frame(encode_request(message, self._first_lac_id, auth)))
+
+    def _is_enough(self) -> bool:
+        """Return whether the held adds leave now. Many small blocks of many ledgers fill a frame first."""
+        if not self._many_bytes_max:
+            return True
+        count, size = len(self._held), self._held_bytes
+        return size >= _SMALL_BLOCK_BYTES * count or count >= MANY_MAX or size >= _HELD_SMALL_BYTES_MAX
+
+    def _release(self) -> None:
+        """Send the adds that were held back, then the LACs."""
+        self._is_release_due = False
+        held, self._held = self._held, []
+        if held and self.error is None:
+            assert self._transport is not None
+            self._adds_sent += len(held)
+            size, self._held_bytes = self._held_bytes, 0
+            if len(held) == 1:
+                request, request_id, body = held[0]
+                buffers: list[Buffer] = [request.frame_head(request_id, size), body]
+            else:
+                buffers = frames_of_adds(held, self._many_bytes_max)
+            if size > _JOINED_BYTES_MAX * len(buffers):  # one small buffer costs less than two
+                self._write_all(buffers)
+            else:
+                self._transport.write(b"".join(buffers))
+        if self._held_lacs:
+            self._release_lacs()
 
     async def call(
         self,
@@ -350,6 +430,10 @@ class BookieConnection(asyncio.BufferedProtocol):
                 if frame is None:
                     break
                 op, request_id, outcome = decode_answer(decode_header(frame[0]))
+                if op in _ANSWERED_AS and isinstance(outcome, Done):
+                    for done_id in parse_done(request_id, frame[1]):
+                        self._settle(_ANSWERED_AS[op], done_id, _DONE, NO_BODY)
+                    continue
                 self._settle(op, request_id, outcome, frame[1])
             if self._held and not self._is_release_due:
                 # Later in this iteration: the answers just handled probably lead to further adds.
@@ -403,6 +487,8 @@ class BookieConnection(asyncio.BufferedProtocol):
         self.bookie_id = answer.bookie_id
         self.version = answer.version
         self.nonce = answer.nonce
+        if self.version >= VERSION_MANY:
+            self._many_bytes_max = max(0, min(MANY_BYTES_MAX, answer.frame_bytes_max - _MANY_ROWS_BYTES))
         self._parser.frame_bytes_max = (
             max(FRAME_BYTES_MAX, answer.frame_bytes_max) + HANDSHAKE_FRAME_BYTES_MAX
         )
@@ -486,6 +572,8 @@ class BookieConnection(asyncio.BufferedProtocol):
         if self._watch is not None:
             self._watch.cancel()
             self._watch = None
+        if self._hold_timer is not None:
+            self._hold_timer.cancel()
         if self._transport is not None:
             # Not close(): it would wait for a peer that may never read the buffered bytes.
             self._transport.abort()

@@ -367,13 +367,13 @@ class Courtesy:
 
     A worker does one thing after another, and rests for as long as that took: half of the time is left to
     others in any case. A step that took longer than steps do on idle bookies has waited for others, who wait
-    for the worker likewise. So the rest grows with the ratio of the two. Many workers together load bookies
-    as much as one that never rests. So each works for its share only: on average one of them works for every
-    `BOOKIES_EACH` bookies. The rest is bounded: repair goes on beside any load. A ledger that may have no
-    copy to lose is worth more than latency: nobody rests for it.
+    for the worker likewise. So the rest grows with the ratio of the two. Many workers on few machines load
+    them as much as one that never rests. So each works for its share only: on average one of them works for
+    every `HOSTS_EACH` hosts of bookies. The rest is bounded: repair goes on beside any load. A ledger that
+    may have no copy to lose is worth more than latency: nobody rests for it.
     """
 
-    BOOKIES_EACH = 5
+    HOSTS_EACH = 2
     COPIES_AT_RISK = 1
     RATIO_MAX = 4.0
     REST_MAX_S = 0.5
@@ -391,9 +391,9 @@ class Courtesy:
         self._quickest = [math.inf, math.inf]
         self._quickest_before = [math.inf, math.inf]
 
-    def share(self, workers: int, bookies: int) -> None:
-        """Take a share of the work that all workers may do at once."""
-        at_once = max(bookies / self.BOOKIES_EACH, 1.0)
+    def share(self, workers: int, hosts: int) -> None:
+        """Take a share of the work that all workers may do at once on so many hosts of bookies."""
+        at_once = max(hosts / self.HOSTS_EACH, 1.0)
         self._least = max(workers / at_once - 1.0, 1.0)
 
     def begin(self, now: float) -> None:

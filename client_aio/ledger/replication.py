@@ -158,6 +158,7 @@ class Replicator(Generic[Token]):
             that they owe.
         times: measures the adds.
         clock: the time in seconds, for that.
+        flush_later: calls a function at the end of this event-loop iteration.
     """
 
     def __init__(
@@ -174,8 +175,10 @@ class Replicator(Generic[Token]):
         on_reseated: Callable[[], None],
         times: AddTimes,
         clock: Callable[[], float],
+        flush_later: Callable[[Callable[[], None]], None],
     ) -> None:
         self.window = window
+        self._flush_later = flush_later
         self._clock = clock
         self.times = times
         self._config = config
@@ -361,7 +364,7 @@ class Replicator(Generic[Token]):
                 self._fail(index, epoch, error)
                 continue
             told = partial(self._told, index, epoch)
-            seat.connection.request(message, told, timeout_s=self._config.add_timeout_s, auth=seat.token)
+            seat.connection.tell_lac(message, told, self._config.add_timeout_s, seat.token)
 
     def _told(self, index: int, epoch: int, outcome: Outcome, body: memoryview) -> None:
         if isinstance(outcome, BookKeeperError):  # No answer.
@@ -397,7 +400,7 @@ class Replicator(Generic[Token]):
         elif not self.flush_is_due:
             self.flush_is_due = True
             self.times.began = self._clock()
-            self._loop.call_soon(self._flush_or_gather)
+            self._flush_later(self._flush_or_gather)
 
     def _flush_or_gather(self) -> None:
         if not self.flush_is_due or self._gathering is not None:
@@ -563,6 +566,7 @@ class Replication(Generic[Token]):
             on_reseated=owner._on_reseated,
             times=AddTimes(context.counters, self.window),
             clock=context.counters.clock,
+            flush_later=context.flushes.add,
         )
         machine = EnsembleChangeMachine.of(self.window, metadata, context.config.ensemble_changes_max)
         self.changes: EnsembleChangeTask[Token] = EnsembleChangeTask(context, machine, self.replicator, owner)

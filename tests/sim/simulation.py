@@ -116,6 +116,7 @@ class Simulation:
     def __init__(self, plan: Plan, *, is_traced: bool = False) -> None:
         self.plan = plan
         self.stats: Counter[str] = Counter()
+        self.secret = b""  # the password of those of the bounded ledgers that have one
         source = f"{plan.profile}/{plan.seed}"
         self.fault_rng = random.Random(f"{source}/faults")
         self.loop = SimLoop(random.Random(f"{source}/order"), order=plan.order, is_traced=is_traced)
@@ -464,6 +465,11 @@ class Simulation:
         for process, waiter in waiters:
             self.loop.post(process, 0.05, waiter.set_result, None)
 
+    def password(self, ledger_id: int) -> bytes:
+        """Return what opens a bounded ledger: the run's secret where its metadata have a password."""
+        metadata = self.history.ledger(ledger_id).metadata
+        return self.secret if metadata is not None and metadata.password is not None else b""
+
     def deleting(self, ledger_id: int) -> None:
         """Note that a ledger is about to be deleted: from now on it may be gone."""
         self.history.ledger(ledger_id).may_be_deleted = True
@@ -596,7 +602,7 @@ def _play(plan: Plan, *, is_traced: bool, wants_story: bool, script: Any) -> Res
     if violation is not None:
         result.name, result.text = violation.name, str(violation)
     result.seconds, result.steps, result.trace = loop.now, loop.steps, loop.trace
-    result.stats = dict(simulation.stats)
+    result.stats = dict(simulation.stats + simulation.history.counts)
     if is_traced or wants_story:
         result.digest = simulation.history.digest()
     if wants_story:

@@ -54,9 +54,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import client_aio
 from bookie_aio.wire.blocks import Block
 from bookie_aio.wire.frames import decode_header, encode_frame
+from bookie_aio.wire.many import parse_adds
 from bookie_aio.wire.messages import (
     ANSWER,
     NO_TERM,
+    Adds,
     Failure,
     Message,
     Op,
@@ -95,6 +97,8 @@ class Frame(NamedTuple):
     @property
     def block(self) -> Block:
         """Return the (first) block in the body."""
+        if isinstance(self.message, Adds):
+            return Block.parse(parse_adds(self.request_id, self.message.count, self.body)[0].block)
         return Block.parse(self.body)
 
     @classmethod
@@ -163,8 +167,12 @@ class Way:
         """Gives what goes on in the place of an answer, or None."""
 
     def hold(self, op: Op | None = None, where: Callable[[Frame], bool] = lambda _: True) -> Sighting:
-        """Hold back the next frame of this operation for which `where` holds, and all behind it."""
-        sighting = Sighting(lambda frame: op in (None, frame.op) and where(frame))
+        """Hold back the next frame of this operation for which `where` holds, and all behind it.
+
+        ADD stands for an ADDS, too: adds that share a frame.
+        """
+        ops = (Op.ADD, Op.ADDS) if op is Op.ADD else (op,)
+        sighting = Sighting(lambda frame: (op is None or frame.op in ops) and where(frame))
         self._sightings.append(sighting)
         return sighting
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 
 from bookie_aio.wire.blocks import LacStatement, encode_block, parse_blocks, statement_crc
 from bookie_aio.wire.frames import FRAME_BYTES_MAX, FrameParser, encode_frame
+from bookie_aio.wire.many import encode_adds, encode_write_lacs, parse_done
 from bookie_aio.wire.messages import (
     VERSION_MAX,
     VERSION_MIN,
@@ -18,7 +19,9 @@ from bookie_aio.wire.messages import (
     Failure,
     Hello,
     Message,
+    Op,
     Status,
+    WriteLac,
     decode_answer,
     encode_request,
 )
@@ -42,6 +45,13 @@ class Answer(NamedTuple):
     @property
     def status(self) -> Status:
         return self.message.status if isinstance(self.message, Failure) else Status.OK
+
+    @property
+    def request_ids(self) -> list[int]:
+        """Return the requests that it answers."""
+        if self.op in (Op.ADDS, Op.WRITE_LACS):
+            return parse_done(self.request_id, memoryview(self.body))
+        return [self.request_id]
 
     @property
     def entries(self) -> list[tuple[int, bytes]]:
@@ -86,9 +96,10 @@ class RawClient:
                 for header, body in parser.frames():
                     answer = Answer(*decode_answer(header), bytes(body))
                     self.arrived.append(answer)
-                    waiting = self._waiting.pop(answer.request_id, None)
-                    if waiting is not None and not waiting.done():
-                        waiting.set_result(answer)
+                    for request_id in answer.request_ids:
+                        waiting = self._waiting.pop(request_id, None)
+                        if waiting is not None and not waiting.done():
+                            waiting.set_result(answer)
                 await self._is_listening.wait()
         except ConnectionError:
             pass
@@ -111,6 +122,24 @@ class RawClient:
         self._waiting[request_id] = asyncio.get_running_loop().create_future()
         self._writer.write(encode_frame(encode_request(request, request_id, auth), len(body)) + body)
         return self._waiting[request_id]
+
+    def send_adds(self, adds: Sequence[tuple[Add, bytes | None, bytes]]) -> list[asyncio.Future[Answer]]:
+        """Send these adds, with tokens and blocks, in one frame; gives the future of the answer to each."""
+        request_ids = self._begin(len(adds))
+        self._writer.write(b"".join(encode_adds(request_ids[0], adds)))
+        return [self._waiting[request_id] for request_id in request_ids]
+
+    def send_write_lacs(self, lacs: Sequence[tuple[WriteLac, bytes | None]]) -> list[asyncio.Future[Answer]]:
+        """Send these statements in one frame; gives the future of the answer to each."""
+        request_ids = self._begin(len(lacs))
+        self._writer.write(encode_write_lacs(request_ids[0], lacs))
+        return [self._waiting[request_id] for request_id in request_ids]
+
+    def _begin(self, number: int) -> list[int]:
+        request_ids = [next(self._ids) for _ in range(number)]
+        for request_id in request_ids:
+            self._waiting[request_id] = asyncio.get_running_loop().create_future()
+        return request_ids
 
     async def call(self, request: Message, body: bytes = b"", *, auth: bytes | None = None) -> Answer:
         """Send a request and wait for its answer."""

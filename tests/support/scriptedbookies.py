@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import client_aio
 from bookie_aio.wire.frames import FRAME_BYTES_MAX, FrameParser, encode_frame
+from bookie_aio.wire.many import parse_adds, parse_write_lacs
 from bookie_aio.wire.messages import (
     VERSION_MAX,
+    Adds,
     Done,
     Failure,
     Hello,
@@ -23,6 +25,7 @@ from bookie_aio.wire.messages import (
     ReadLacAnswer,
     Stop,
     Watch,
+    WriteLacs,
     decode_request,
     encode_answer,
     encode_failure,
@@ -79,9 +82,17 @@ class ScriptedBookie:
                     request_id, _, request = decode_request(header)
                     if isinstance(request, Watch):
                         watching.update(parse_asked(body))
-                    task = asyncio.create_task(self._answer(writer, request_id, request, watching))
-                    self._tasks.add(task)
-                    task.add_done_callback(self._tasks.discard)
+                    asked: list[tuple[int, Message]] = [(request_id, request)]
+                    if isinstance(request, Adds):
+                        many = parse_adds(request_id, request.count, body)
+                        asked = [(one.request_id, one.request) for one in many]
+                    elif isinstance(request, WriteLacs):
+                        lacs = parse_write_lacs(request_id, request.count, body)
+                        asked = [(one.request_id, one.request) for one in lacs]
+                    for one_id, one in asked:
+                        task = asyncio.create_task(self._answer(writer, one_id, one, watching))
+                        self._tasks.add(task)
+                        task.add_done_callback(self._tasks.discard)
         except ConnectionError:
             pass
         finally:

@@ -1,4 +1,4 @@
-"""Adds: ADD in its four kinds, and the FORCE that makes deferred adds durable.
+"""Adds: ADD in its four kinds, ADDS with many of them, and the FORCE that makes deferred adds durable.
 
     flags            term                      kind            what the bookie does
     0                any                       ordinary        appends the block; answers when it is durable
@@ -10,6 +10,14 @@
 
 An ordinary, deferred or recovery add is one synchronous step, from the verdict on its term to the append
 (rule 7). A write-back and a repair compare the block with the stored entries first, so they run in a task.
+
+The ADDs of an ADDS are judged one after another, by the same code as an ADD that came alone (`_judge`).
+Ordinary and deferred blocks that may be stored are *gathered*. `flush` appends them as one record, in the
+same synchronous step as their verdicts. One answer acknowledges the ordinary blocks of a record, by name.
+
+Invariant (rules 3 and 7): a gathered block is appended before anything that an ADD behind it leads to. That
+may be a higher term, a block of another kind, the task of a repair, or a refusal that waits for the disk. So
+blocks of one ledger keep their order, and each is appended under the term that it was judged by.
 """
 
 from __future__ import annotations
@@ -22,6 +30,7 @@ from bookie_aio.core.authorisation import RepairRight
 from bookie_aio.core.fencing import Verdict, check_block, judge
 from bookie_aio.storage.repair_writes import OutdatedBlockError, store_missing, store_unless_outdated
 from bookie_aio.wire.blocks import Block
+from bookie_aio.wire.many import encode_done
 from bookie_aio.wire.messages import ADDED, VERSION_MAX, Add, AddFlag, Force, Op, Status
 from metadata.access.bookies import READ_ONLY
 from metadata.errors import (
@@ -42,16 +51,76 @@ if TYPE_CHECKING:
     from bookie_aio.server.registration import StandingOrder
     from bookie_aio.server.responder import Peer, Responder
     from bookie_aio.storage.engine import Engine
+    from bookie_aio.wire.blocks import Buffer
+    from bookie_aio.wire.many import ManyAdd
 
 # As plain integers: an operation on an enumeration's flags costs a microsecond.
 _RECOVERY = int(AddFlag.RECOVERY)
 _REPAIR = int(AddFlag.REPAIR)
 _DEFERRED = int(AddFlag.DEFERRED_SYNC)
+_KEPT = _RECOVERY | _REPAIR
+"""These are never gathered."""
 _ADD_FLAGS = (0, _RECOVERY, _REPAIR, _DEFERRED)
+_KEPT_TIMES_MAX = 8
+"""A record, or a block that waits, may keep alive a receive buffer of so many times its own size."""
+
+
+def _keeps_too_much(size: int, frame: memoryview) -> bool:
+    """Return whether so few bytes of a frame must not keep the buffer alive that the frame lies in.
+
+    A frame may itself be a small part of its buffer (`FrameParser`), so its own size tells too little.
+    """
+    return size * _KEPT_TIMES_MAX < len(frame.obj)  # type: ignore[arg-type]
+
+
+class _Gathered:
+    """The blocks of one ADDS that are to become one record."""
+
+    __slots__ = (
+        "_end", "_frame", "_is_gapless", "_start", "arrived_at", "blocks", "deferred_ids", "entries", "peer",
+        "request_ids", "size",
+    )  # fmt: skip
+
+    def __init__(self, peer: Peer, frame: memoryview, start: int) -> None:
+        self.peer = peer
+        self.arrived_at = peer.arrived_at
+        self.blocks: list[Block] = []
+        self.request_ids: list[int] = []  # of the ordinary blocks
+        self.deferred_ids: list[int] = []
+        self.entries = self.size = 0
+        self._frame = frame
+        self._start = self._end = start
+        self._is_gapless = True
+
+    def take(self, request_id: int, block: Block, start: int, size: int, *, is_deferred: bool) -> None:
+        """Add a block, which begins at `start` in the frame's body."""
+        (self.deferred_ids if is_deferred else self.request_ids).append(request_id)
+        self.blocks.append(block)
+        self.entries += block.count
+        self.size += size
+        if start != self._end:  # a block before it was refused
+            self._is_gapless = False
+        self._end = start + size
+
+    def bytes(self) -> Buffer:
+        """Return the bytes of the blocks, one after another; a copy where there are gaps.
+
+        The copy keeps the frame from staying in memory, of which only these bytes are counted. The blocks
+        themselves become views of it.
+        """
+        if self._is_gapless and not _keeps_too_much(self.size, self._frame):
+            return self._frame[self._start : self._end]
+        joined = b"".join([block.view for block in self.blocks])
+        at = 0
+        for block in self.blocks:
+            size = block.total_bytes
+            block.view = memoryview(joined)[at : at + size]
+            at += size
+        return joined
 
 
 class AddHandler:
-    """Carries out ADD and FORCE."""
+    """Carries out ADD, the ADDs of an ADDS, and FORCE."""
 
     def __init__(
         self,
@@ -77,6 +146,7 @@ class AddHandler:
         self._responder = responder
         self._fence = fence
         self._metrics = metrics
+        self._gathered: _Gathered | None = None  # only within one synchronous step
 
     def add(
         self, peer: Peer, request_id: int, request: Add, body: memoryview, *, has_token: bool = False
@@ -86,6 +156,75 @@ class AddHandler:
         Raises:
             StorageError: the block was not accepted, for lack of space for instance.
         """
+        block = self._judge(peer, request_id, request, body, has_token=has_token)
+        if block is None:
+            return
+        # Rule 7: no await between the verdict above and the append.
+        size = len(body)
+        if request.flags == _DEFERRED:
+            done = partial(self._deferred_added, peer, block.count, size, peer.arrived_at)
+        else:
+            done = partial(self._added, peer, request_id, block.count, size, peer.arrived_at)
+        self._engine.append_block(block, done, from_reserve=request.flags == _RECOVERY)
+        peer.hold(size)
+        if request.flags == _DEFERRED:
+            # This answer says only that the add was received. The FORCE behind it is answered when the add
+            # is durable.
+            peer.send(ADDED.pack(request_id))
+
+    def gather(self, peer: Peer, frame: memoryview, add: ManyAdd, *, has_token: bool) -> None:
+        """Carry out one ADD of an ADDS, whose block is appended by `flush` at the latest.
+
+        `frame` is the body of the ADDS. Raises as `add`. `flush` must follow in the same synchronous step.
+        """
+        request_id, _, request, body, start = add
+        if request.flags & _KEPT and _keeps_too_much(len(body), frame):
+            body = memoryview(bytes(body))  # kept by itself, and counted with its own bytes
+        block = self._judge(peer, request_id, request, body, has_token=has_token)
+        if block is None:
+            return
+        if request.flags == _RECOVERY:  # from the reserve, whose room is counted block by block
+            self.flush()
+            done = partial(self._added, peer, request_id, block.count, len(body), peer.arrived_at)
+            self._engine.append_block(block, done, from_reserve=True)
+            peer.hold(len(body))
+            return
+        self._engine.size_of(block)
+        gathered = self._gathered
+        if gathered is not None and gathered.size + len(body) > self._engine.record_bytes_max:
+            self.flush()
+            gathered = None
+        if gathered is None:
+            gathered = self._gathered = _Gathered(peer, frame, start)
+        gathered.take(request_id, block, start, len(body), is_deferred=request.flags == _DEFERRED)
+
+    def flush(self) -> None:
+        """Append the gathered blocks as one record."""
+        gathered, self._gathered = self._gathered, None
+        if gathered is None:
+            return
+        peer, size = gathered.peer, gathered.size
+        peer.hold(size)
+        try:
+            done = partial(self._gathered_added, gathered)
+            self._engine.append_blocks(gathered.blocks, gathered.bytes(), done)
+        except StorageError as error:
+            self._gathered_added(gathered, error)
+            return
+        if gathered.deferred_ids:
+            # Received, and no more: see `add`.
+            self._tell_added(peer, gathered.deferred_ids)
+
+    def _judge(
+        self, peer: Peer, request_id: int, request: Add, body: memoryview, *, has_token: bool
+    ) -> Block | None:
+        """Judge one ADD, alone or among many. Return its block where it is to be appended in this step.
+
+        None: the ADD was refused, or a task carries it out. A higher term has been appended.
+
+        Raises:
+            StorageError: there is no room for the term.
+        """
         try:
             block = Block.parse(body)
             check_block(request, block, body)
@@ -93,55 +232,48 @@ class AddHandler:
             # The frames are in step, but a peer that sends a wrong block cannot be trusted with the next one.
             self._responder.refuse(peer, Op.ADD, request_id, Status.BAD_REQUEST, str(error))
             peer.fail(str(error))
-            return
+            return None
         if request.flags not in _ADD_FLAGS:
             reason = f"the add flags {request.flags} are not supported in version {VERSION_MAX}"
             self._responder.refuse(peer, Op.ADD, request_id, Status.BAD_REQUEST, reason)
-            return
+            return None
         # No entry of a payload below the limit is above the limit, so the lengths are not read then.
         entry_bytes_max = self._limits.entry_bytes_max
         if block.payload_bytes > entry_bytes_max and max(block.lengths) > entry_bytes_max:
             reason = f"an entry of {max(block.lengths):,} bytes is above the limit of {entry_bytes_max:,}"
             self._responder.refuse(peer, Op.ADD, request_id, Status.BAD_REQUEST, reason)
-            return
+            return None
         if self._order.mode and self._is_forbidden(peer, request_id, request):
-            return
+            return None
         if request.flags == _REPAIR:
+            self.flush()
             self._repair(peer, request_id, request, block, has_token=has_token)
-            return
+            return None
         if request.flags == _RECOVERY and block.content_term < request.term != TERM_FINAL:
+            self.flush()
             self._write_back(peer, request_id, request, block)
-            return
+            return None
         engine, ledger_id = self._engine, request.ledger_id
         # Rule 7: no await from here to the append.
         held = engine.term(ledger_id)
         verdict = judge(held, request.term)
         if verdict is Verdict.REFUSE:
+            self.flush()
             self._fence.refuse_term(peer, Op.ADD, request_id, held)
-            return
-        is_recovery = bool(request.flags & _RECOVERY)
-        if not is_recovery:
+            return None
+        if request.flags != _RECOVERY:
             if engine.is_damaged(ledger_id):
                 reason = f"this bookie lost data of ledger {ledger_id} and takes no ordinary adds to it"
                 self._responder.refuse(peer, Op.ADD, request_id, Status.DATA_LOST, reason)
-                return
+                return None
             if not engine.is_writable:
                 reason = "this bookie is read-only"
                 self._responder.refuse(peer, Op.ADD, request_id, Status.READ_ONLY, reason)
-                return
+                return None
         if verdict is Verdict.RAISE:
+            self.flush()
             self._fence.raise_term(peer, ledger_id, request.term)
-        size = len(body)
-        if request.flags == _DEFERRED:
-            done = partial(self._deferred_added, peer, block.count, size, peer.arrived_at)
-        else:
-            done = partial(self._added, peer, request_id, block.count, size, peer.arrived_at)
-        engine.append_block(block, done, from_reserve=is_recovery)
-        peer.hold(size)
-        if request.flags == _DEFERRED:
-            # This answer says only that the add was received. The FORCE behind it is answered when the add
-            # is durable.
-            peer.send(ADDED.pack(request_id))
+        return block
 
     def _is_forbidden(self, peer: Peer, request_id: int, request: Add) -> bool:
         """Refuse an add that the operator's order forbids.
@@ -154,6 +286,7 @@ class AddHandler:
             return False
         held = self._engine.term(request.ledger_id)
         if request.flags != _REPAIR and judge(held, request.term) is Verdict.REFUSE:
+            self.flush()
             self._fence.refuse_term(peer, Op.ADD, request_id, held)
         else:
             reason = f"an operator has ordered this bookie to take no entries: it is {mode}"
@@ -178,6 +311,31 @@ class AddHandler:
         else:
             self._responder.answer_storage_error(peer, Op.ADD, request_id, error)
 
+    def _gathered_added(self, gathered: _Gathered, error: StorageError | None) -> None:
+        # Rule 3: the answer names the requests of this record, whose copies are durable, and no others.
+        peer, request_ids = gathered.peer, gathered.request_ids
+        peer.release(gathered.size)
+        if error is None:
+            self._count(gathered.entries, gathered.size, gathered.arrived_at)
+            peer.added()
+            self._tell_added(peer, request_ids)
+            return
+        for request_id in request_ids:
+            self._responder.answer_storage_error(peer, Op.ADD, request_id, error)
+        if gathered.deferred_ids:
+            self._fail_received(peer, error)
+
+    def _tell_added(self, peer: Peer, request_ids: list[int]) -> None:
+        if len(request_ids) == 1:
+            peer.send(ADDED.pack(request_ids[0]))
+        elif request_ids:
+            peer.send(encode_done(Op.ADDS, request_ids))
+
+    def _fail_received(self, peer: Peer, error: StorageError) -> None:
+        # The add was answered as received. A later FORCE over this connection would promise that it is
+        # durable, so the connection is closed.
+        peer.fail(f"an add that was answered as received is lost: {error}")
+
     def _count(self, count: int, size: int, arrived_at: float) -> None:
         metrics = self._metrics
         metrics.entries_added += count
@@ -195,9 +353,7 @@ class AddHandler:
             self._count(count, size, arrived_at)
             peer.added()
         else:
-            # The add was answered as received. A later FORCE over this connection would promise that it is
-            # durable, so the connection is closed.
-            peer.fail(f"an add that was answered as received is lost: {error}")
+            self._fail_received(peer, error)
 
     def _repair(self, peer: Peer, request_id: int, request: Add, block: Block, *, has_token: bool) -> None:
         """Store the entries of a block that are missing here (rule 14).

@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING
 
 from bookie_aio.core.long_polls import PollRegister, WatchTable
 from bookie_aio.server.responder import WAITING_BYTES
-from bookie_aio.wire.blocks import statement_is_intact
+from bookie_aio.wire.blocks import MAC_BYTES, statement_is_intact
 from bookie_aio.wire.frames import encode_frame
+from bookie_aio.wire.many import encode_done
 from bookie_aio.wire.messages import (
     NO_TERM,
     Done,
@@ -202,8 +203,17 @@ class Watches:
             self._answer(peer, waiting[0], self.table.take(peer, ROWS_MAX))
 
 
+class _Written:
+    """The WRITE_LACs of one WRITE_LACS: those that are durable, and how many still wait for the disk."""
+
+    def __init__(self) -> None:
+        self.request_ids: list[int] = []
+        self.waiting = 0
+        self.is_complete = False
+
+
 class LacHandler:
-    """Carries out READ_LAC, WATCH and WRITE_LAC."""
+    """Carries out READ_LAC, WATCH, WRITE_LAC, and the WRITE_LACs of a WRITE_LACS."""
 
     def __init__(
         self,
@@ -217,6 +227,7 @@ class LacHandler:
         self._responder = responder
         self._fence = fence
         self._is_draining = False
+        self._many: _Written | None = None  # only within one synchronous step
         self._polls = LongPolls(loop, limits.connection_polls_max, limits.polls_max, self._answer_lac)
         self._watches = Watches(loop, limits.connection_watches_max, limits.watches_max, self._answer_watch)
 
@@ -260,9 +271,13 @@ class LacHandler:
         """
         statement, ledger_id = request.statement, request.ledger_id
         if statement is None or not statement_is_intact(ledger_id, statement):
-            reason = "the checksum over a LAC statement does not hold"
-            self._responder.refuse(peer, Op.WRITE_LAC, request_id, Status.BAD_REQUEST, reason)
-            peer.fail(reason)
+            self._refuse_broken(peer, request_id, "the checksum over a LAC statement does not hold")
+            return
+        if len(statement.mac) not in MAC_BYTES:
+            # A longer one would make each answer that states this LAC a frame that no client accepts.
+            self._refuse_broken(
+                peer, request_id, f"a LAC statement with a code of {len(statement.mac)} bytes"
+            )
             return
         if statement.content_term > request.term:
             reason = f"a LAC of content term {statement.content_term} under term {request.term}"
@@ -271,14 +286,42 @@ class LacHandler:
         # Rule 7: no await from here to the append.
         if not self._fence.admit(peer, Op.WRITE_LAC, request_id, ledger_id, request.term):
             return
-        size = WAITING_BYTES + len(statement.mac)
+        size, many = WAITING_BYTES + len(statement.mac), self._many
 
         def done(error: StorageError | None) -> None:
             peer.release(size)
-            self._responder.acknowledge(peer, Op.WRITE_LAC, request_id, error)
+            if many is not None and error is None:
+                many.request_ids.append(request_id)
+            else:
+                self._responder.acknowledge(peer, Op.WRITE_LAC, request_id, error)
+            if many is not None:
+                many.waiting -= 1
+                self._tell_written(peer, many)
 
         self._engine.append_statement(ledger_id, statement, done)
         peer.hold(size)
+        if many is not None:
+            many.waiting += 1
+
+    def _refuse_broken(self, peer: Peer, request_id: int, reason: str) -> None:
+        self._responder.refuse(peer, Op.WRITE_LAC, request_id, Status.BAD_REQUEST, reason)
+        peer.fail(reason)
+
+    def gather(self) -> None:
+        """Acknowledge the WRITE_LACs from now on together, until `flush`, which ends the present step."""
+        self._many = _Written()
+
+    def flush(self, peer: Peer) -> None:
+        """End what `gather` began."""
+        many, self._many = self._many, None
+        assert many is not None
+        many.is_complete = True
+        self._tell_written(peer, many)
+
+    def _tell_written(self, peer: Peer, many: _Written) -> None:
+        # Their records follow one another, so hardly any of them waits for another here.
+        if many.is_complete and not many.waiting and many.request_ids:
+            peer.send(encode_done(Op.WRITE_LACS, many.request_ids))
 
     def watch(self, peer: Peer, request_id: int, request: Watch, body: memoryview) -> None:
         """Change the ledgers that the connection watches, and answer when one of them has moved.

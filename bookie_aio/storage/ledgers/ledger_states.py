@@ -12,17 +12,18 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from bookie_aio.storage.journal import Change
 from bookie_aio.storage.segment import format as form
 from bookie_aio.storage.segment.index import Runs, pack_run
-from bookie_aio.wire.blocks import Block
 from metadata.errors import NoSuchLedgerError
 
 if TYPE_CHECKING:
-    from bookie_aio.storage.journal import Change, Group
+    from bookie_aio.storage.journal import Group
     from bookie_aio.storage.ledgers.checkpoint import IdRanges, LedgerState
     from bookie_aio.storage.ledgers.ledger_table import LedgerTable
     from bookie_aio.storage.ledgers.marks import Marks
     from bookie_aio.storage.segment.segment import Segment
+    from bookie_aio.wire.blocks import Block
 
 
 class LedgerStates:
@@ -34,8 +35,8 @@ class LedgerStates:
         self.states = states
         self.deleted = deleted  # ledgers whose tombstones are durable
         self.tombstones_pending: set[int] = set()  # ledgers whose tombstones are accepted, not durable yet
-        self._accepted = 0  # counts records
-        self._indexed = 0  # of those, the records that are durable and indexed, or dropped
+        self._accepted = 0  # counts records, and each block of a record with several
+        self.indexed = 0  # of those, the records that are durable and indexed, or dropped
         self.eviction_candidates: set[int] = set()
         """Ledgers that the server put here, and for which no record was accepted since."""
         self.reductions = 0  # tombstones, trims and forgets indexed: each lets something be given up
@@ -66,6 +67,22 @@ class LedgerStates:
         state.accepted = self._accepted
         return state
 
+    def accept_blocks(self, blocks: list[Block]) -> None:
+        """Count one record with the blocks of many ledgers, in their order. Raises as `accept`."""
+        for block in blocks:
+            if self.is_deleted(block.ledger_id):
+                raise NoSuchLedgerError(
+                    f"ledger {block.ledger_id} has been deleted", ledger_id=block.ledger_id
+                )
+        candidates, make, accepted = self.eviction_candidates, self.states.make, self._accepted
+        for block in blocks:
+            ledger_id = block.ledger_id
+            accepted += 1
+            make(ledger_id).accepted = accepted
+            if candidates:
+                candidates.discard(ledger_id)
+        self._accepted = accepted
+
     def bury(self, gone: Change) -> None:
         """Count a record of a range of ledgers that are gone for good. It counts at once: it stays true."""
         self.deleted.add_range(gone.ledger_id, gone.last)
@@ -77,7 +94,7 @@ class LedgerStates:
 
     def count_dropped(self, count: int) -> None:
         """Count accepted records that will never be written."""
-        self._indexed += count
+        self.indexed += count
 
     def revert(self, change: Change) -> None:
         """Revert a fence, a lock or a tombstone that counted from its acceptance on, and was dropped.
@@ -103,7 +120,7 @@ class LedgerStates:
 
     def awaits(self, state: LedgerState) -> bool:
         """Return whether a record accepted for this state's ledger is not yet durable and indexed."""
-        return state.accepted > self._indexed
+        return state.accepted > self.indexed
 
     def index(self, group: Group) -> set[int]:
         """Index a durable group; returns the ledgers that it touched. Called once per group: the hot path."""
@@ -117,30 +134,35 @@ class LedgerStates:
             event = record.event
             if event is None:
                 continue
-            ledger_id = event.ledger_id
-            touched.add(ledger_id)
-            if isinstance(event, Block):
-                head_bytes, payload_bytes = event.head_bytes, event.payload_bytes
-                first, count, stride = event.first_entry, event.count, event.stride
+            if isinstance(event, Change):
+                touched.add(event.ledger_id)
+                if record.body is not None:
+                    offset += len(record.body)
+                self._apply(event, group.segment)
+                self.indexed += 1
+                continue
+            states_lac = not record.row[form.ROW_FLAGS_AT]
+            for block in event if isinstance(event, list) else (event,):
+                ledger_id = block.ledger_id
+                touched.add(ledger_id)
+                head_bytes, payload_bytes = block.head_bytes, block.payload_bytes
+                first, count, stride = block.first_entry, block.count, block.stride
                 last = first + (count - 1) * stride
                 state = states[ledger_id]
                 runs = ledgers.get(ledger_id)
                 if runs is None:
                     runs = ledgers[ledger_id] = Runs()
                     state.since = state.since or group.segment.segment_id
-                packed = pack_run(first, event.content_term, offset, count, stride, head_bytes, payload_bytes)
-                runs.add(first, last, record.size, packed)
-                offset += head_bytes + payload_bytes
+                packed = pack_run(first, block.content_term, offset, count, stride, head_bytes, payload_bytes)
+                size = head_bytes + payload_bytes
+                runs.add(first, last, size + form.ROW_BYTES, packed)
+                offset += size
                 if last > state.last_entry:
                     state.last_entry = last
                 known = state.statement
-                if (known is None or event.lac > known.lac) and not record.row[form.ROW_FLAGS_AT]:
-                    state.statement = event.statement
-            else:
-                if record.body is not None:
-                    offset += len(record.body)
-                self._apply(event, group.segment)
-            self._indexed += 1
+                if (known is None or block.lac > known.lac) and states_lac:
+                    state.statement = block.statement
+                self.indexed += 1
         return touched
 
     def _apply(self, change: Change, segment: Segment) -> None:

@@ -341,8 +341,7 @@ class GroupHeader(NamedTuple):
 
 
 def encode_group_head(header: GroupHeader, rows: Sequence[bytes]) -> bytes:
-    """Return header and rows; the bodies follow in their own buffers."""
-    assert len(rows) == header.row_count
+    """Return header and rows; the bodies follow in their own buffers. A buffer may have several rows."""
     covered = b"".join((_GROUP_COVERED.pack(*header, 0), *rows))
     return b"".join((_GROUP_START.pack(GROUP_MAGIC, crc32c(covered)), covered))
 

@@ -52,6 +52,9 @@ def test_a_token_opens_its_lock_and_no_other(lock: bytes, token: bytes | None, a
         (wire.Watch(0), None),
         (wire.IsFree(7), None),
         (wire.LiftMark(7, 1), None),
+        # The requests in these are authorised one by one, as those above.
+        (wire.Adds(2), None),
+        (wire.WriteLacs(2), None),
     ],
 )
 def test_whatever_changes_something_of_a_ledger_needs_its_token(
@@ -63,7 +66,7 @@ def test_whatever_changes_something_of_a_ledger_needs_its_token(
 
 
 def test_every_operation_was_thought_of() -> None:
-    assert len(wire.Op) == 14, "say in ledger_at_stake, and above, whether the new operation needs a token"
+    assert len(wire.Op) == 16, "say in ledger_at_stake, and above, whether the new operation needs a token"
 
 
 @given(

@@ -119,8 +119,8 @@ async def test_good_requests_before_a_bad_frame_are_answered(bookies: Bookies, b
 @pytest.mark.parametrize(
     ("greeting", "status", "says"),
     [
-        (hello(version_min=5, version_max=9), Status.UNSUPPORTED_VERSION, "versions 3 to 4"),
-        (hello(version_min=0, version_max=2), Status.UNSUPPORTED_VERSION, "versions 3 to 4"),
+        (hello(version_min=6, version_max=9), Status.UNSUPPORTED_VERSION, "versions 3 to 5"),
+        (hello(version_min=0, version_max=2), Status.UNSUPPORTED_VERSION, "versions 3 to 5"),
         (hello(instance_id="elsewhere"), Status.WRONG_BOOKIE, "not elsewhere"),
         (hello(bookie_id="b2"), Status.WRONG_BOOKIE, "this is bookie b1, not b2"),
     ],

@@ -49,7 +49,7 @@ async def test_the_handshake_names_the_bookie_and_its_limits(bookies: Bookies, b
     answer = await client.call(hello())
     message = answer.message
     assert isinstance(message, HelloAnswer)
-    assert (message.version, message.bookie_id, message.nonce) == (4, "b1", bookie.nonce)
+    assert (message.version, message.bookie_id, message.nonce) == (5, "b1", bookie.nonce)
     assert (message.frame_bytes_max, message.entry_bytes_max) == (FRAME_BYTES_MAX, 4 * MIB)
     again = await bookies.connect(bookie, greet=False)
     greeting = hello(instance_id=message.instance_id, bookie_id="b1", version_max=3)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import pytest
 
 from bookie_aio.storage.engine import StorageConfig
 from bookie_aio.wire.blocks import Block, LacStatement, statement_crc
 from bookie_aio.wire.messages import Stop
-from metadata.errors import DirectoryInUseError, EntryTooLargeError, StorageError
+from metadata.errors import DirectoryInUseError, EntryTooLargeError, NoSuchLedgerError, StorageError
 from tests.support.storage import SMALL, Store, make_block
 
 if TYPE_CHECKING:
@@ -269,3 +269,63 @@ async def test_closing_finishes_what_was_accepted(tmp_path: Path) -> None:
 def test_the_defaults_hold_the_largest_frame() -> None:
     config = StorageConfig()
     assert config.space.reserve_bytes // 8 * 7 > 5 * 1024 * 1024
+
+
+def together(*blocks: Block) -> tuple[list[Block], bytes]:
+    return list(blocks), b"".join([block.view for block in blocks])
+
+
+async def test_the_blocks_of_a_record_are_durable_and_readable_together(store: Store) -> None:
+    heard: list[tuple[int, int, StorageError | None]] = []
+    engine = store.engine
+
+    def note(error: StorageError | None) -> None:
+        heard.append((engine.last_entry(1), engine.last_entry(2), error))
+
+    engine.append_blocks(
+        *together(make_block(1, 0, [b"a"]), make_block(2, 5, [b"b"]), make_block(1, 1, [b"c"])), note
+    )
+    assert engine.is_pending(1)
+    assert engine.is_pending(2)
+    assert await store.read(1, 0, 9) == ({}, Stop.NO_SUCH_ENTRY, 0)
+    await store.barrier()
+    assert heard == [(1, 5, None)]
+    assert not engine.is_pending(1)
+    assert not engine.is_pending(2)
+    assert await store.read(1, 0, 9) == ({0: b"a", 1: b"c"}, Stop.NO_SUCH_ENTRY, 2)
+    assert await store.read(2, 5, 5) == ({5: b"b"}, Stop.END, 6)
+    statement = engine.statement(2)
+    assert statement is not None
+    assert statement.lac == 4
+    groups = engine.metrics()["groups"]
+    assert isinstance(groups, dict)
+    assert (groups["count"], groups["records"]) == (1, 3)
+
+
+async def test_a_record_with_a_block_of_a_deleted_ledger_is_accepted_not_at_all(store: Store) -> None:
+    await store.wait(lambda done: store.engine.append_tombstone(2, done))
+    blocks = together(make_block(1, 0, [b"a"]), make_block(2, 0, [b"b"]), make_block(3, 0, [b"c"]))
+    with pytest.raises(NoSuchLedgerError):
+        store.engine.append_blocks(*blocks, lambda _: None)
+    assert not store.engine.is_pending(1)
+    store.engine.append_block(make_block(1, 0, [b"x"]), lambda _: None)
+    await store.barrier()
+    assert not store.engine.is_pending(1)
+    assert await store.read(1, 0, 0) == ({0: b"x"}, Stop.END, 1)
+    assert await store.read(3, 0, 0) == ({}, Stop.NO_SUCH_ENTRY, 0)
+
+
+async def test_adds_of_a_record_are_seen_by_those_who_watch_for_adds(store: Store) -> None:
+    class Watch:
+        seen: ClassVar[list[int]] = []
+
+        def note(self, block: Block) -> None:
+            self.seen.append(block.ledger_id)
+
+    watch = Watch()
+    store.engine.add_watches.add(watch)
+    store.engine.eviction_candidates.update({1, 2, 3})
+    store.engine.append_blocks(*together(make_block(1, 0, [b"a"]), make_block(2, 0, [b"b"])), lambda _: None)
+    assert watch.seen == [1, 2]
+    assert store.engine.eviction_candidates == {3}
+    await store.barrier()

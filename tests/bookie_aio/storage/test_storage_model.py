@@ -89,22 +89,42 @@ async def check_budget(store: Store, model: Model, ledger_id: int) -> None:
     assert found == expect(model, False, ledger_id, 0, range(99))[0]
 
 
-def append(store: Store, model: Model, one: Add, number: int) -> None:
+def append(
+    store: Store, model: Model, one: Add, number: int, together: list[Block] | None = None, count_max: int = 1
+) -> None:
+    """Append a block, or put it to those that make one record when there are `count_max` of them."""
     ledger_id, first, count, stride, term, size = one
     payloads = [bytes([number, index]) * (size // 2) for index in range(count)]
     block = make_block(ledger_id, first, payloads, stride=stride, content_term=term, lac=-1)
-    store.engine.append_block(block, lambda _: None)
+    if together is None:
+        store.engine.append_block(block, lambda _: None)
+    else:
+        together.append(block)
+        if len(together) >= count_max:
+            append_together(store, together)
     for entry_id, data in zip(block.entry_ids, payloads, strict=True):
         if term >= model.get((ledger_id, entry_id), (-1, b""))[0]:
             model[ledger_id, entry_id] = (term, data)
 
 
-async def tell(path: Path, history: list[Add], pause_every: int, config: StorageConfig) -> None:
+def append_together(store: Store, blocks: list[Block]) -> None:
+    """Append the blocks as one record, and empty the list."""
+    if blocks:
+        body = b"".join([block.view for block in blocks])
+        store.engine.append_blocks(list(blocks), body, lambda _: None)
+        blocks.clear()
+
+
+async def tell(
+    path: Path, history: list[Add], pause_every: int, together: int, config: StorageConfig
+) -> None:
     store, model = await Store.open(path / "b1", config), Model()
+    waiting: list[Block] = []
     for number, one in enumerate(history):
-        append(store, model, one, number)
+        append(store, model, one, number, waiting if together > 1 else None, together)
         if number % pause_every == 0:
             await store.barrier()
+    append_together(store, waiting)
     await store.barrier()
     await check(store, model)
     await store.settled()
@@ -121,13 +141,18 @@ DELETED = 9
 TIGHT = replace(SMALL, files_max=2, heads_bytes_max=1, locations_bytes_max=1)
 
 
-@given(history=adds, pause_every=st.integers(1, 20), config=st.sampled_from([SMALL, TIGHT]))
+@given(
+    history=adds,
+    pause_every=st.integers(1, 20),
+    together=st.sampled_from([1, 2, 5]),
+    config=st.sampled_from([SMALL, TIGHT]),
+)
 @settings(max_examples=40, deadline=None)
 def test_a_random_history_reads_as_its_model(
-    history: list[Add], pause_every: int, config: StorageConfig
+    history: list[Add], pause_every: int, together: int, config: StorageConfig
 ) -> None:
     with TemporaryDirectory() as path:
-        asyncio.run(tell(Path(path), history, pause_every, config))
+        asyncio.run(tell(Path(path), history, pause_every, together, config))
 
 
 async def tell_compacting(path: Path, before: list[Add], during: list[Add]) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from bookie_aio.wire import messages as wire
 from bookie_aio.wire.blocks import Block, LacStatement, encode_block, entry_checksums, statement_crc
 from bookie_aio.wire.frames import FRAME_BYTES_MAX, FrameParser, encode_frame
+from bookie_aio.wire.many import encode_adds, encode_done, encode_write_lacs
 from bookie_aio.wire.watching import UNWATCH, Moved, encode_asked, encode_moved
 from metadata.ids import TERM_FINAL
 
@@ -77,6 +78,13 @@ def frames() -> dict[str, bytes]:
         (wire.LiftMarkAnswer(2**33 + 2), wire.Op.LIFT_MARK, b""),
     ]
     found = {}
+    adds = [(wire.Add(7, 0, 0), None, block), (wire.Add(8, 3, 4), bytes(range(32)), b"the second block")]
+    found["request ADDS"] = b"".join(encode_adds(0x01020304, adds))
+    coded = STATEMENT._replace(mac=bytes(range(32, 64)))
+    lacs = [(wire.WriteLac(7, 0, STATEMENT), None), (wire.WriteLac(8, 3, coded), bytes(range(32)))]
+    found["request WRITE_LACS"] = encode_write_lacs(0x01020304, lacs)
+    for op in (wire.Op.ADDS, wire.Op.WRITE_LACS):
+        found[f"answer {op.name}"] = encode_done(op, [0x01020304, 0x01020306])
     for request, auth, body in requests:
         header = wire.encode_request(request, 0x01020304, auth)
         found[f"request {request.op.name}"] = encode_frame(header, len(body)) + body

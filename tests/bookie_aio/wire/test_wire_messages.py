@@ -44,6 +44,8 @@ REQUESTS = {
     wire.Watch: (st.integers(0, wire.WAIT_MS_MAX),),
     wire.IsFree: (ledgers,),
     wire.LiftMark: (ledgers, st.integers(0, 2**63 - 1)),
+    wire.Adds: (st.integers(1, wire.MANY_MAX),),
+    wire.WriteLacs: (st.integers(1, wire.MANY_MAX),),
 }
 ANSWERS = {
     wire.HelloAnswer: (u16, text, text, text, u32, u32),

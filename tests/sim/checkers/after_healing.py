@@ -90,7 +90,9 @@ async def _recover(simulation: Simulation, client: Client, record: LedgerRecord)
     give_up_at = loop.now + RECOVERY_BOUND_S
     while not record.is_gone:
         try:
-            opened = await client.open_ledger(ledger_id, recover=True)
+            opened = await client.open_ledger(
+                ledger_id, recover=True, password=simulation.password(ledger_id)
+            )
         except BookKeeperError as error:
             if loop.now > give_up_at:
                 simulation.history.fail(
@@ -114,7 +116,7 @@ async def _read_all(simulation: Simulation, client: Client, ledger_id: int, who:
     for attempt in range(4):
         following = 0
         try:
-            async with client.open_ledger(ledger_id) as reader:
+            async with client.open_ledger(ledger_id, password=simulation.password(ledger_id)) as reader:
                 last = reader.last_add_confirmed
                 async for entry in reader.read(0, last):
                     history.require(

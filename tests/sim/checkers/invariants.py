@@ -43,6 +43,7 @@ the models have one.
 from __future__ import annotations
 
 import zlib
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -111,6 +112,8 @@ class History:
         self.events: list[tuple[Any, ...]] = []
         self.ledgers: dict[int, LedgerRecord] = {}
         self.ignored: set[int] = set()
+        self.counts: Counter[str] = Counter()
+        """How often something happened that profiles are made for."""
         self.violation: ViolationError | None = None
         self.on_violation: Callable[[], None] = lambda: None
         self.words = Words(self)

@@ -12,16 +12,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bookie_aio.wire.blocks import Block
 from bookie_aio.wire.frames import FRAME_BYTES_MAX, HEADER_BYTES_MAX, decode_header
+from bookie_aio.wire.many import parse_adds, parse_done, parse_write_lacs
 from bookie_aio.wire.messages import (
     ALIVE_ID,
     NO_TERM,
     Add,
     AddFlag,
+    Adds,
     Delete,
     Failure,
     Force,
     LiftMark,
     ListEntries,
+    Message,
+    Op,
     Read,
     ReadAnswer,
     ReadLac,
@@ -30,6 +34,7 @@ from bookie_aio.wire.messages import (
     Stop,
     Watch,
     WriteLac,
+    WriteLacs,
     decode_answer,
     decode_request,
 )
@@ -89,6 +94,7 @@ class Tap:
         self._there, self._back = f"→ {server.host}", f"→ {client.host}"
         self._words = history.words
         self._requests: dict[int, tuple[Any, _Block, int]] = {}
+        self._in_company: set[int] = set()  # ids of ADDs that came in an ADDS
         self._deferred: list[tuple[int, _Block, int]] = []
         self._to_bookie = Frames()
         self._to_client = Frames()
@@ -101,36 +107,66 @@ class Tap:
         try:
             for header, body in self._to_bookie.cut(data):
                 request_id, _, request = decode_request(header)
-                added = _NOTHING
-                if isinstance(request, Add):
-                    block = Block.parse(body)
-                    end = block.first_entry + block.count * block.stride
-                    added = _Block(range(block.first_entry, end, block.stride), block.content_term)
-                    if not request.flags & (AddFlag.RECOVERY | AddFlag.REPAIR):
-                        history.words.adds(self._client, request.ledger_id)
-                self._requests[request_id] = (request, added, len(history.events))
-                history.note(self._client, self._there, request_id, request, added.entries or "")
+                if isinstance(request, Adds):
+                    history.counts["adds_in_company"] += request.count
+                    for one in parse_adds(request_id, request.count, body):
+                        self._in_company.add(one.request_id)
+                        self._asks(one.request_id, one.request, one.block)
+                elif isinstance(request, WriteLacs):
+                    for lac in parse_write_lacs(request_id, request.count, body):
+                        self._asks(lac.request_id, lac.request, body)
+                else:
+                    self._asks(request_id, request, body)
         except ProtocolError as error:
             history.fail("TypeOK", f"{self._client} sent {self._bookie} a bad frame: {error}")
+
+    def _asks(self, request_id: int, request: Message, body: memoryview) -> None:
+        """Take note of a request, one of an ADDS or a WRITE_LACS perhaps."""
+        history, added = self._history, _NOTHING
+        if isinstance(request, Add):
+            block = Block.parse(body)
+            end = block.first_entry + block.count * block.stride
+            added = _Block(range(block.first_entry, end, block.stride), block.content_term)
+            if not request.flags & (AddFlag.RECOVERY | AddFlag.REPAIR):
+                history.words.adds(self._client, request.ledger_id)
+        self._requests[request_id] = (request, added, len(history.events))
+        history.note(self._client, self._there, request_id, request, added.entries or "")
 
     def from_bookie(self, data: bytes) -> None:
         """Read what the bookie answers."""
         history = self._history
         try:
             for header, body in self._to_client.cut(data):
-                _, request_id, answer = decode_answer(header)
+                op, request_id, answer = decode_answer(header)
+                if op in (Op.ADDS, Op.WRITE_LACS):
+                    kind = Add if op == Op.ADDS else WriteLac
+                    for done_id in parse_done(request_id, body):
+                        history.note(self._bookie, self._back, done_id, answer)
+                        request, block, asked_at = self._ends(done_id)
+                        if not isinstance(request, kind):
+                            raise ProtocolError(f"an answer to {op} names request {done_id}: {request}")
+                        self._answered(request, block, asked_at, answer)
+                    continue
                 history.note(self._bookie, self._back, request_id, answer)
                 if request_id == ALIVE_ID:
                     continue
-                request, block, asked_at = self._requests.pop(request_id)
+                request, block, asked_at = self._ends(request_id)
                 if isinstance(answer, Failure):
                     self._refused(request, answer)
+                    if request_id in self._in_company:
+                        history.counts["add_refused_in_company"] += 1
                 else:
                     self._answered(request, block, asked_at, answer)
                     if isinstance(request, Watch):
                         self._moved(body)
         except ProtocolError as error:
             history.fail("TypeOK", f"{self._bookie} sent {self._client} a bad frame: {error}")
+
+    def _ends(self, request_id: int) -> tuple[Any, _Block, int]:
+        found = self._requests.pop(request_id, None)
+        if found is None:
+            raise ProtocolError(f"an answer to request {request_id}, which is not outstanding")
+        return found
 
     def _refused(self, request: Any, answer: Failure) -> None:
         ledger_id = getattr(request, "ledger_id", None)

@@ -48,6 +48,8 @@ from tests.support.storage import entries_of, make_block
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from bookie_aio.wire.blocks import Block
+
 PREFIXES_MAX = 400
 ZEROS_CUT = 4
 SUBSETS_MAX = 64
@@ -200,7 +202,10 @@ async def _work(engine: Engine, rng: random.Random, facts: Facts, work: Work) ->
         if ledger_id in facts.deleting:
             continue
         if kind < 0.72:
-            waiting.append(_add(engine, facts, ledger_id, following, rng))
+            others = [one + work.first_ledger for one in range(5) if one + work.first_ledger != ledger_id]
+            count = rng.choice((0, 0, 1, 3))  # ... and as many other ledgers in the same record
+            ledgers = [ledger_id, *(one for one in rng.sample(others, count) if one not in facts.deleting)]
+            waiting.append(_add(engine, facts, ledgers, following, rng))
         elif kind < 0.86:
             waiting.append(_fence(engine, facts, ledger_id, rng.randint(1, 9)))
         elif turn >= work.deletes_from:
@@ -230,18 +235,32 @@ async def _nothing() -> None:
     """Be what is waited for where nothing is."""
 
 
-def _add(engine: Engine, facts: Facts, ledger_id: int, following: Counter[int], rng: random.Random) -> Any:
-    first = following[ledger_id]
-    payloads = [
-        f"{ledger_id}/{first + index}/".encode() * rng.choice((0, 1, 5, 60))
-        for index in range(rng.randint(1, 4))
-    ]
-    following[ledger_id] += len(payloads)
-    for index, payload in enumerate(payloads):
-        facts.issued[ledger_id, first + index] = payload
-    acked = {(ledger_id, first + index) for index in range(len(payloads))}
-    block = make_block(ledger_id, first, payloads)
-    return _asked(lambda done: engine.append_block(block, done), lambda: facts.acked.update(acked))
+def _add(
+    engine: Engine, facts: Facts, ledgers: list[int], following: Counter[int], rng: random.Random
+) -> Any:
+    """Add a block to each of these ledgers, as one record."""
+    blocks: list[Block] = []
+    acked: set[tuple[int, int]] = set()
+    for ledger_id in ledgers:
+        first = following[ledger_id]
+        payloads = [
+            f"{ledger_id}/{first + index}/".encode() * rng.choice((0, 1, 5, 60))
+            for index in range(rng.randint(1, 4))
+        ]
+        following[ledger_id] += len(payloads)
+        for index, payload in enumerate(payloads):
+            facts.issued[ledger_id, first + index] = payload
+            acked.add((ledger_id, first + index))
+        blocks.append(make_block(ledger_id, first, payloads))
+    body = b"".join([block.view for block in blocks])
+
+    def accept(done: Done) -> None:
+        if len(blocks) == 1:
+            engine.append_block(blocks[0], done)
+        else:
+            engine.append_blocks(blocks, body, done)
+
+    return _asked(accept, lambda: facts.acked.update(acked))
 
 
 def _fence(engine: Engine, facts: Facts, ledger_id: int, term: int) -> Any:

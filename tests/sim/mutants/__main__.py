@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from tests.sim.mutants import (
     auto_recovery,
     batches,
+    crowd,
     logs_and_terms,
     lost_data,
     protocol,
@@ -57,6 +58,7 @@ def everything() -> list[Mutant]:
             *lost_data.MUTANTS,
             *auto_recovery.MUTANTS,
             *batches.MUTANTS,
+            *crowd.MUTANTS,
         ],
         key=lambda mutant: mutant.number,
     )

@@ -145,7 +145,7 @@ MUTANTS = [
     ),
     Mutant(
         59, "a bookie that lost data takes ordinary adds",
-        (Edit("bookie_aio.server.handlers.add:AddHandler.add",
+        (Edit("bookie_aio.server.handlers.add:AddHandler._judge",
               "if engine.is_damaged(ledger_id):", "if False:"),),
         ("disk-faults", "full-starts", "refusals"),
     ),
@@ -296,14 +296,14 @@ MUTANTS = [
     ),
     Mutant(
         145, "an id that was drawn a moment ago is refused without another look at the counter",
-        (Edit("bookie_aio.server.dispatcher:Dispatcher.handle",
+        (Edit("bookie_aio.server.dispatcher:Dispatcher._take",
               "self._given_ids.wait(peer, ledger_id, len(body), go_on, may_wait_aside=is_aside)",
               'go_on("")'),),
         tests=("tests/bookie_aio/server/test_server_age.py", "-k", "drawn_a_moment_ago"),
     ),
     Mutant(
         146, "fences of ids that were not given out are stored",
-        (Edit("bookie_aio.server.dispatcher:Dispatcher.handle",
+        (Edit("bookie_aio.server.dispatcher:Dispatcher._take",
               "if ledger_id is not None and ledger_id >= self._given_ids.below and _stores(request):",
               "if False:"),),
         tests=("tests/bookie_aio/server/test_server_age.py", "-k", "nothing_is_stored"),

@@ -27,7 +27,7 @@ MUTANTS = [
     ),
     Mutant(
         3, "an add ignores the fence",
-        (Edit(f"{_HANDLERS}.add:AddHandler.add", "if verdict is Verdict.REFUSE:", "if False:"),),
+        (Edit(f"{_HANDLERS}.add:AddHandler._judge", "if verdict is Verdict.REFUSE:", "if False:"),),
         ("split-brain", "duelling-recoverers"),
     ),
     Mutant(
@@ -75,7 +75,9 @@ MUTANTS = [
               "and self._engine.is_deleted(ledger_id) and op not in _OF_DELETED",
               "and self._engine.is_deleted(ledger_id) and op not in (*_OF_DELETED, Op.ADD)"),
          Edit("bookie_aio.storage.ledgers.ledger_states:LedgerStates.accept",
-              "if self.is_deleted(ledger_id):", "if False:")),
+              "if self.is_deleted(ledger_id):", "if False:"),
+         Edit("bookie_aio.storage.ledgers.ledger_states:LedgerStates.accept_blocks",
+              "if self.is_deleted(block.ledger_id):", "if False:")),
         ("deletions",),
     ),
     Mutant(
@@ -83,10 +85,10 @@ MUTANTS = [
         (Edit(f"{_HANDLERS}.add:AddHandler.add", "    size = len(body)\n    if request.flags == _DEFERRED:",
               "    size = len(body)\n"
               "    seen = self.__dict__.setdefault('_seen', set())\n"
-              "    if (ledger_id, block.first_entry, block.count) in seen:\n"
+              "    if (block.ledger_id, block.first_entry, block.count) in seen:\n"
               "        peer.send(ADDED.pack(request_id))\n"
               "        return\n"
-              "    seen.add((ledger_id, block.first_entry, block.count))\n"
+              "    seen.add((block.ledger_id, block.first_entry, block.count))\n"
               "    if request.flags == _DEFERRED:"),),
         ("resends", "duelling-recoverers", *_POWER),
     ),

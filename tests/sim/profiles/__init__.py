@@ -9,6 +9,7 @@ from tests.sim.plan import PROFILES, Draw, Plan
 from tests.sim.profiles import (
     accepted_losses,
     auto_recovery,
+    crowd,
     ledger,
     ledger_full_api,
     log,
@@ -25,6 +26,7 @@ __all__ = [
     "accepted_losses",
     "all_profiles",
     "auto_recovery",
+    "crowd",
     "draw_plan",
     "ledger",
     "ledger_full_api",

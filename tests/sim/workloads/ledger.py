@@ -91,7 +91,7 @@ async def tailer(simulation: Simulation, actor: Actor, client: Client) -> None:
         at = 0
         for _ in range(20):
             try:
-                async with client.open_ledger(ledger_id) as reader:
+                async with client.open_ledger(ledger_id, password=simulation.password(ledger_id)) as reader:
                     async for entry in reader.tail(from_entry=at):
                         if entry.entry_id != at:
                             text = f"{actor.name} was given entry {entry.entry_id}, not {at}"
@@ -117,7 +117,7 @@ async def reader(simulation: Simulation, actor: Actor, client: Client) -> None:
         await simulation.newest_ledger(after=-1)
         ledger_id = rng.choice(simulation.ledger_ids)
         try:
-            async with client.open_ledger(ledger_id) as opened:
+            async with client.open_ledger(ledger_id, password=simulation.password(ledger_id)) as opened:
                 last = opened.last_add_confirmed
                 expected = 0
                 async for entry in opened.read(0, last):
@@ -141,7 +141,12 @@ async def recoverer(simulation: Simulation, actor: Actor, client: Client) -> Non
         for _ in range(actor.settings.get("tries", 6)):
             try:
                 at_ack_quorum = rng.random() < actor.settings.get("at_ack_quorum", 0.0)
-                opened = await client.open_ledger(ledger_id, recover=True, at_ack_quorum=at_ack_quorum)
+                opened = await client.open_ledger(
+                    ledger_id,
+                    recover=True,
+                    at_ack_quorum=at_ack_quorum,
+                    password=simulation.password(ledger_id),
+                )
             except BookKeeperError as error:
                 simulation.history.note(actor.name, f"recovering ledger {ledger_id}:", repr(error))
                 await asyncio.sleep(rng.random())
@@ -204,7 +209,7 @@ async def deleter(simulation: Simulation, actor: Actor, client: Client) -> None:
         ledger_id = rng.choice(simulation.ledger_ids)
         simulation.deleting(ledger_id)
         try:
-            await client.delete_ledger(ledger_id)
+            await client.delete_ledger(ledger_id, password=simulation.password(ledger_id))
             simulation.history.note(actor.name, "deleted", ledger_id)
         except BookKeeperError as error:
             simulation.history.note(actor.name, f"deleting ledger {ledger_id}:", repr(error))
