@@ -113,6 +113,8 @@ def complete_runs(adds: Sequence[AnyAdd], first_entry: int, place_of: Callable[[
         add, run = adds[index], 1
         if isinstance(add, BatchAdd):
             run = min(add.left, count - index)
+            while adds[index + run - 1] is not add:  # entries of it that were dropped are in no group
+                run -= 1
             first = first_entry + index
             add.acknowledged(place_of(first), place_of(first + run - 1), run)
         else:
