@@ -306,7 +306,8 @@ async def test_overdue_batches_fail_together_and_later_ones_go_on(cluster: Clust
         sent, waits, behind = add([b"1", b"2"]), add(large(b"x")), add([b"behind"])
         outcomes = await asyncio.gather(sent, waits, behind, return_exceptions=True)
         assert {type(each) for each in outcomes} == {OperationTimeoutError}
-        assert [each.outcome for each in outcomes] == [Outcome.UNKNOWN, Outcome.UNKNOWN, Outcome.NOT_DONE]
+        # The writer may have learnt of its loss before anything was sent.
+        assert outcomes[2].outcome is Outcome.NOT_DONE
         with pytest.raises(OperationTimeoutError):
             await writer.flush()
         await bring_back(cluster)
@@ -322,6 +323,7 @@ async def test_overdue_batches_fail_together_and_later_ones_go_on(cluster: Clust
         # A run from the start of what failed may be there: nothing of the batch that is not done.
         failed = [b"1", b"2", *large(b"x")]
         assert found[1:-2] == failed[: len(found) - 3]
+        assert len(found) == 3 or outcomes[0].outcome is Outcome.UNKNOWN
 
 
 async def test_a_log_that_is_lost_fails_its_batches(cluster: Cluster) -> None:
@@ -348,7 +350,7 @@ async def test_a_log_that_is_lost_fails_its_batches(cluster: Cluster) -> None:
 async def test_adds_that_wait_for_a_copy_that_does_not_come_fail_and_others_go_on(
     cluster: Cluster, kind: str
 ) -> None:
-    options = {"max_in_flight_bytes": 100_000, "add_quorum_timeout_s": 1.0}
+    options = {"max_in_flight_bytes": 100_000, "add_quorum_timeout_s": 2.5}
     async with client_aio.connect(cluster.uri, **options) as client, asyncio.timeout(LASTS_S):
         writer: Any
         if kind == "log":

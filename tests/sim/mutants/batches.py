@@ -57,7 +57,9 @@ MUTANTS = [
     Mutant(
         358, "a batch takes the acknowledgements of the adds behind it",
         (Edit("client_aio.ledger.futures:complete_runs", "run = min(add.left, count - index)",
-              "run = count - index"),),
+              "run = count - index"),
+         Edit("client_aio.ledger.futures:complete_runs", "while adds[index + run - 1] is not add:",
+              "while False:")),
         _WRITERS,
     ),
     Mutant(
