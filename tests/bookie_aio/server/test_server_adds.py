@@ -321,6 +321,7 @@ async def test_what_a_frame_holds_counts_until_it_is_durable_and_is_given_back(b
     assert connection._bytes_pending == bookie._backpressure.adds.used == 0
 
 
+@pytest.mark.pure
 async def test_an_accepted_block_does_not_keep_the_refused_ones_of_its_frame_in_memory(
     bookies: Bookies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -342,6 +343,7 @@ async def test_an_accepted_block_does_not_keep_the_refused_ones_of_its_frame_in_
         assert (await client.call(Read(ledger_id, NO_TERM, 0, 0, 0, 1, MIB))).entries == [(0, b"x")]
 
 
+@pytest.mark.pure
 @pytest.mark.parametrize("flags", [0, RECOVERY])
 async def test_an_accepted_block_keeps_no_more_than_a_few_times_its_size_of_a_receive_buffer(
     bookies: Bookies, monkeypatch: pytest.MonkeyPatch, flags: int
@@ -371,6 +373,7 @@ async def test_an_accepted_block_keeps_no_more_than_a_few_times_its_size_of_a_re
     assert max(kept) <= 8.1
 
 
+@pytest.mark.pure
 async def test_a_block_that_waited_for_the_metadata_store_keeps_no_frame_in_memory(
     bookies: Bookies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
