@@ -1,10 +1,10 @@
 """Dispatcher: takes the frames of all connections to the handlers of their requests.
 
 Owns the handshake, the table from a request's type to its handler, and the checks that every request passes.
-Only some requests have a body, the ledger's id has been given out (`given_ids`), the bookie is not draining,
-the ledger is not deleted, and the request is authorised. Each request in an ADDS or a WRITE_LACS passes them
-by itself. Does not own the bytes and limits of a connection (`connection`), the operations (`handlers`), nor
-the form of answers (`responder`).
+Only some requests have a body. The ledger's id has been given out (`given_ids`), and the ledger is not
+deleted. The bookie is not draining, and the request is authorised. Each request in an ADDS or a WRITE_LACS
+passes them by itself. Does not own the bytes and limits of a connection (`connection`), the operations
+(`handlers`), nor the form of answers (`responder`).
 
 Invariant (rule 7): all of it is synchronous, in the order in which the frames came. A handler's verdict on a
 term, and the append that the verdict allows, are one step with the checks here.

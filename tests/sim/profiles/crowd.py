@@ -1,7 +1,7 @@
 """Profiles of clients with many ledgers: their adds share frames, and bookies refuse some of them.
 
-A bookie judges each block of an ADDS by itself. So each of these profiles brings ledgers of one client into
-different states: fenced, deleted, damaged, locked, or at a bookie that takes no adds for now.
+A bookie judges each block of an ADDS by itself. So these profiles bring ledgers of one client into different
+states: fenced, deleted, damaged, locked, or at a bookie that takes no adds.
 """
 
 from __future__ import annotations
