@@ -7,6 +7,9 @@
 #                 NO_SPARE=1         no spare bookie: writing goes on at the ack quorum
 #   make test     all tests             ARGS="tests/metadata -x" is handed to pytest
 #   make test-versions   all tests on every other Python found (3.11 to 3.14)    ARGS as for `make test`
+#   make wheel    a wheel for this Python whose hot paths are compiled, into dist/ (docs/WHEELS.md)
+#   make test-wheel   units, integration and 200 seeds on such a wheel; QUICK=1 for what .ci/run does
+#                 ARGS="tests/cli -x" runs these tests on it
 #   make check    format, lint, types as Python 3.11 and 3.14 have them, layering, import circles
 #   make sim      whole clusters from seeds (docs/SIMULATION.md): SEEDS=200 PROFILE=name START=0,
 #                 SEED=n replays one seed, SHRINK=1 with it cuts a failing one down
@@ -36,7 +39,7 @@ demo_needs := $(if $(filter zk,$(METADATA)),spark,plain)
 # Evaluated in a recipe, once the environment exists: Java may have to come out of it.
 java := JAVA_HOME="$$(.ci/java $(VENV))" && export JAVA_HOME
 
-.PHONY: help demo test test-versions check sim sim-campaign sim-versions crash-states mutants bench bench-write \
+.PHONY: help demo test test-versions wheel test-wheel check sim sim-campaign sim-versions crash-states mutants bench bench-write \
 	bench-peers clean
 .DEFAULT_GOAL := help
 
@@ -60,6 +63,12 @@ test: $(VENV)/dev.stamp
 
 test-versions: $(VENV)/dev.stamp
 	@$(java) && $(BIN)/python -m tests.support.pythons $(ARGS)
+
+wheel: $(VENV)/compile.stamp
+	@BOOKIE_AIO_COMPILE=1 $(BIN)/python -m build --wheel --no-isolation
+
+test-wheel: $(VENV)/dev.stamp
+	@$(BIN)/python -m tests.support.wheel $(if $(QUICK),--quick) $(ARGS)
 
 check: $(VENV)/dev.stamp
 	@$(BIN)/ruff format --check .

@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.processes import start_module
 from benchmarks.running import Workplace, run
+from bookie_aio.storage.config import StorageConfig
 from bookie_aio.storage.disk.disk import RealDisk, RealFile
-from bookie_aio.storage.engine import StorageConfig
 from bookie_aio.storage.journal import when_durable
 from bookie_aio.storage.maintenance.compactor import CompactionConfig
 from bookie_aio.storage.segment.allocator import SpaceLimits

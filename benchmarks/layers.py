@@ -34,8 +34,9 @@ from bookie_aio.server.connection import Connection
 from bookie_aio.server.dispatcher import Dispatcher, LedgerAuthoriser, PasswordLedgers
 from bookie_aio.server.given_ids import GivenIds
 from bookie_aio.server.registration import StandingOrder
+from bookie_aio.storage.config import StorageConfig
 from bookie_aio.storage.disk.disk import RealDisk
-from bookie_aio.storage.engine import Engine, StorageConfig
+from bookie_aio.storage.engine import Engine
 from bookie_aio.structured_logging import RepeatedWarnings
 from bookie_aio.wire.blocks import encode_block
 from bookie_aio.wire.frames import decode_header, encode_frame
@@ -49,10 +50,10 @@ from bookie_aio.wire.messages import (
     Hello,
     HelloAnswer,
     Op,
-    PreparedRequest,
     encode_answer,
     encode_request,
 )
+from bookie_aio.wire.prepared import PreparedRequest
 from client_aio.bookies.connection import MANY_BYTES_MAX, BookieConnection
 from client_aio.bookies.pool import BookieDirectory, BookiePool
 from client_aio.config import ClientConfig, WriteOptions

@@ -40,8 +40,8 @@ from benchmarks.autorecovery import make
 from benchmarks.processes import Child, start_module
 from bookie_aio.config import BookieConfig
 from bookie_aio.server.bookie import Bookie
+from bookie_aio.storage.config import StorageConfig
 from bookie_aio.storage.disk.disk import RealDisk
-from bookie_aio.storage.engine import StorageConfig
 from bookie_aio.storage.segment.allocator import SpaceLimits
 from metadata.backends.uri import open_store
 

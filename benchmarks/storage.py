@@ -19,8 +19,9 @@ import time
 from typing import TYPE_CHECKING, cast
 
 from benchmarks.running import run
+from bookie_aio.storage.config import StorageConfig
 from bookie_aio.storage.disk.disk import RealDisk
-from bookie_aio.storage.engine import Engine, StorageConfig
+from bookie_aio.storage.engine import Engine
 from bookie_aio.wire.blocks import Block, encode_block
 
 if TYPE_CHECKING:

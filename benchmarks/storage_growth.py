@@ -36,8 +36,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.running import run
+from bookie_aio.storage.config import StorageConfig
 from bookie_aio.storage.disk.disk import RealDisk
-from bookie_aio.storage.engine import Engine, StorageConfig
+from bookie_aio.storage.engine import Engine
 from bookie_aio.storage.maintenance.compactor import CompactionConfig
 from bookie_aio.wire.blocks import Block, encode_block
 

@@ -16,7 +16,7 @@ from metadata.errors import InvalidArgumentError
 from metadata.ids import check_bookie_id
 
 if TYPE_CHECKING:
-    from bookie_aio.storage.engine import StorageConfig
+    from bookie_aio.storage.config import StorageConfig
 
 KIB = 1024
 MIB = 1024 * KIB

@@ -138,10 +138,14 @@ class ClientContext:
         """Raise InvalidArgumentError outside the client's event loop, where calls would wait for ever."""
         check_running(self.loop)
 
+    def check_running_loop(self) -> None:
+        """Do as `check_loop` where an event loop runs. Without a loop nothing is begun yet."""
+        if _get_running_loop() is not None:
+            self.check_loop()
+
     def check_open(self) -> None:
         """Raise ClientClosedError when the client has been closed, InvalidArgumentError on another loop."""
-        if _get_running_loop() is not None:  # Without a loop nothing is begun yet.
-            self.check_loop()
+        self.check_running_loop()
         if self._closed.is_set():
             raise ClientClosedError("the client is closed")
 
@@ -235,7 +239,8 @@ Owner = TypeVar("Owner", bound=type)
 def on_own_loop(*exempt: str) -> Callable[[Owner], Owner]:
     """Have the public methods of a class check that they are called on their client's event loop.
 
-    These are the coroutine methods, and those that return an asynchronous iterator.
+    These are the coroutine methods, and those that return an asynchronous iterator. Classes of compiled
+    modules check in each method instead: a decorated class is compiled without its attributes' places.
 
     Args:
         exempt: methods that check for themselves, since every add calls them, or that work anywhere.
@@ -269,8 +274,7 @@ def _checking(method: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., 
 def _checking_stream(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def checked(self: ContextOwner, *arguments: Any, **options: Any) -> Any:
-        if _get_running_loop() is not None:  # Without a loop nothing is begun yet.
-            self._context.check_loop()
+        self._context.check_running_loop()
         return method(self, *arguments, **options)
 
     return checked

@@ -6,8 +6,10 @@ open `Handle` when it is closed.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import ABCMeta, abstractmethod
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
+
+from mypy_extensions import mypyc_attr
 
 from metadata.errors import BookKeeperError
 
@@ -60,7 +62,8 @@ class AwaitableContext(Generic[Opened]):
         await self._opened.__aexit__(kind, error, trace)
 
 
-class ClosesOnExit(ABC):
+@mypyc_attr(allow_interpreted_subclasses=True)
+class ClosesOnExit(metaclass=ABCMeta):
     """An async context manager: leaving it normally closes; an exception or a cancellation aborts.
 
     A failure that the application has been told of before, by a call or a future, is not raised again.
@@ -102,12 +105,12 @@ class ClosesOnExit(ABC):
             told = self.told_failures  # before `close`, which tells them too
             try:
                 await self.close()
-            except BookKeeperError as error:
+            except BookKeeperError as failure:
                 await self.abort()
-                if not any(error is each for each in told):
-                    raise
-            except BaseException:
+                if not any(failure is each for each in told):
+                    raise failure  # by name: see docs/WHEELS.md
+            except BaseException as other:
                 await self.abort()
-                raise
+                raise other
         else:
             await self.abort()

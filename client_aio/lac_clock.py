@@ -45,6 +45,10 @@ class LacClock:
             self._timer.cancel()
             self._timer = None
 
+    @property
+    def _is_timed(self) -> bool:
+        return self._timer is not None  # Read anew: mypy holds it for None after `self._timer = None`.
+
     def _tick(self) -> None:
         self._timer = None
         moved, self._moved = self._moved, {}
@@ -54,7 +58,7 @@ class LacClock:
                 self._moved[publisher] = None
             elif publisher.has_published:
                 may_publish -= 1
-        if self._moved and self._timer is None:
+        if self._moved and not self._is_timed:
             self._timer = asyncio.get_running_loop().call_later(self._period_s, self._tick)
 
 

@@ -25,7 +25,7 @@ from prometheus_client.registry import Collector
 from client_aio.autorecovery.service import AutoRecovery
 from client_aio.healing import WriterState
 from client_aio.ledger.writer import LedgerWriter
-from client_aio.log.takeover import LogLedger
+from client_aio.log.ledger import LogLedger
 from client_aio.log.writer import LogWriter
 from client_aio.unbounded.writer import UnboundedLedgerWriter
 from metadata.errors import InvalidArgumentError

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
+from metadata import build
 from tests.support import forkserver
 from tests.support.zookeeper import ZooKeeperEnsemble, ZooKeeperServer
 
@@ -52,7 +53,14 @@ def pytest_unconfigure() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep tests that share something dear in one of the processes that tests are spread over."""
+    """Keep tests that share something dear in one of the processes that tests are spread over.
+
+    On the compiled form, those marked `pure` are skipped (docs/WHEELS.md).
+    """
+    if build.form() == "compiled":
+        for item in items:
+            if item.get_closest_marker("pure") is not None:
+                item.add_marker(pytest.mark.skip(reason="of pure Python only"))
     if not config.pluginmanager.hasplugin("xdist"):
         return
     for item in items:

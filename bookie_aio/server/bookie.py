@@ -35,11 +35,13 @@ from bookie_aio.server.registration import (
     establish_identity,
     fault_of_registration,
 )
+from bookie_aio.storage.config import StorageConfig
 from bookie_aio.storage.data_directory import owner_of
-from bookie_aio.storage.engine import Engine, StorageConfig
+from bookie_aio.storage.engine import Engine
 from bookie_aio.storage.segment.allocator import space_of
 from bookie_aio.structured_logging import RepeatedWarnings, fields
 from bookie_aio.wire.messages import VERSION_MAX, HelloAnswer
+from metadata import build
 from metadata.access.bookies import REMOVED, BookieRecord, join_address, split_address
 from metadata.access.ledgers import LedgerStore
 from metadata.errors import StorageError
@@ -528,6 +530,8 @@ class Bookie:
             "nonce": self.nonce,
             "address": self.address,
             "advertised": self.addresses,
+            "build": build.form(),
+            "interpreter": build.interpreter(),
             "uptime_s": round(self._loop.time() - self._started_at, 3),
             "is_writable": self.is_writable,
             "order": self._order.mode or None,

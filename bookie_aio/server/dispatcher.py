@@ -64,13 +64,13 @@ from bookie_aio.wire.messages import (
     Ping,
     Read,
     ReadLac,
-    RequestDecoder,
     Status,
     Watch,
     WriteLac,
     WriteLacs,
     encode_answer,
 )
+from bookie_aio.wire.prepared import RequestDecoder
 from metadata.errors import (
     EntryTooLargeError,
     MalformedFrameError,

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from bookie_aio.metrics import StorageMetrics
@@ -22,14 +21,14 @@ from bookie_aio.storage.journal import AddWatch, Change, Done, Journal, Record
 from bookie_aio.storage.ledgers.checkpoint import LedgerState
 from bookie_aio.storage.ledgers.checkpointer import Checkpointer
 from bookie_aio.storage.ledgers.ledger_states import LedgerStates
-from bookie_aio.storage.maintenance.compactor import CompactionConfig, Compactor, SegmentRemover
-from bookie_aio.storage.maintenance.scrubber import Scrubber, ScrubConfig
+from bookie_aio.storage.maintenance.compactor import Compactor, SegmentRemover
+from bookie_aio.storage.maintenance.scrubber import Scrubber
 from bookie_aio.storage.maintenance.sealer import IndexRebuilder, SegmentSealer
 from bookie_aio.storage.marking import Marking
 from bookie_aio.storage.read.lookup import Lookup
 from bookie_aio.storage.read.reader import ReadResult
 from bookie_aio.storage.segment import format as form
-from bookie_aio.storage.segment.allocator import SegmentAllocator, SpaceLimits
+from bookie_aio.storage.segment.allocator import SegmentAllocator
 from bookie_aio.storage.segment.segment import SegmentRow
 from bookie_aio.storage.segment.segment_set import SegmentSet
 from bookie_aio.storage.segment.witness import WitnessFiles
@@ -44,13 +43,14 @@ from metadata.ids import ENTRY_ID_MAX, TERM_FINAL
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Sequence
 
+    from bookie_aio.storage.config import StorageConfig
     from bookie_aio.storage.disk.disk import DirectoryLock, Disk
     from bookie_aio.storage.journal import Group
     from bookie_aio.storage.read.reader import ListedRun
     from bookie_aio.storage.segment.segment import Segment
     from bookie_aio.wire.blocks import Block, Buffer, LacStatement
 
-__all__ = ["Done", "Engine", "ReadResult", "StorageConfig"]
+__all__ = ["Done", "Engine", "ReadResult"]
 
 _FENCE_SHARE = 8
 """One part in this many of the reserve is kept for fences; recovery adds may use all other parts."""
@@ -58,30 +58,6 @@ _RECORD_BYTES_MAX = 1024 * 1024
 _RECORD_SHARE = 16
 _ROOM_BYTES_MIN = 4096
 """Room for fences in the first segment on a full disk, behind the records that the last run left."""
-
-
-@dataclass(frozen=True, slots=True)
-class StorageConfig:
-    """The engine's limits."""
-
-    segment_bytes: int = 128 * 1024 * 1024
-    group_bytes_max: int = 4 * 1024 * 1024
-    short_sync_s: float = 0.0015
-    """The event loop waits itself for the sync of a small record while syncs take no longer; 0: never."""
-    space: SpaceLimits = field(default_factory=SpaceLimits)
-    files_max: int = 512
-    """Files of sealed segments and indexes that are open at once."""
-    page_cache_bytes: int = 1024 * 1024 * 1024
-    """Bytes written last that are left in the system's page cache, for readers close behind the writers."""
-    heads_bytes_max: int = 32 * 1024 * 1024
-    """Bytes of heads of sealed indexes in memory: 12 for each page of 102 runs."""
-    locations_bytes_max: int = 32 * 1024 * 1024
-    """Bytes of the locations of ledgers that were read: 48 for each ledger in each segment."""
-    live_ledgers_max: int = 4096
-    """States of ledgers that are kept as objects and written with each checkpoint; a fourth of all ledgers if
-    that is more. The other states are in a table, at 152 bytes each."""
-    compaction: CompactionConfig = field(default_factory=CompactionConfig)
-    scrub: ScrubConfig = field(default_factory=ScrubConfig)
 
 
 class Engine:
@@ -179,13 +155,13 @@ class Engine:
         engine = cls(disk, directories, config, on_indexed, on_failed, on_writable, clock)
         try:
             await engine._start(draw_generation, on_warning, begin, owner)
-        except BaseException:
+        except BaseException as error:
             engine._segments.file_cache.close()
             if engine._witness is not None:
                 await engine._witness.close()
             for lock in engine._locks:
                 lock.release()
-            raise
+            raise error  # by name: see docs/WHEELS.md
         return engine
 
     async def _start(
@@ -234,9 +210,9 @@ class Engine:
         self._make_background_parts(recovered, witness)
         try:
             await self._begin(recovered, tail, tail_bytes, witness)
-        except BaseException:
+        except BaseException as error:
             await self._allocator.close()
-            raise
+            raise error  # by name: see docs/WHEELS.md
 
     async def _begin(
         self, recovered: RecoveredState, tail: list[Record], tail_bytes: int, witness: WitnessFiles

@@ -13,9 +13,9 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from bookie_aio.storage.config import StorageConfig
 from bookie_aio.storage.crash_recovery import CrashRecovery
 from bookie_aio.storage.data_directory import owner_of, read_cookie
-from bookie_aio.storage.engine import StorageConfig
 from bookie_aio.storage.health import StorageHealth
 from bookie_aio.storage.ledgers.checkpoint import IdRanges
 from bookie_aio.storage.maintenance.compactor import counting_bytes

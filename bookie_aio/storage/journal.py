@@ -17,7 +17,6 @@ import asyncio
 import sys
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -109,21 +108,34 @@ class Record(NamedTuple):
         return 0 if self.event is None else 1
 
 
-@dataclass(slots=True)
 class Group:
     """A group in flight, or one that became durable: `bodies_at` is the offset of the first body.
 
     `queued_at`: when the first of its records was queued.
     """
 
-    segment: Segment
-    records: list[Record]
-    offset: int
-    bodies_at: int
-    size: int
-    queued_at: float
-    started_at: float
-    durable_at: float = 0.0
+    __slots__ = (
+        "bodies_at", "durable_at", "offset", "queued_at", "records", "segment", "size", "started_at",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        segment: Segment,
+        records: list[Record],
+        offset: int,
+        bodies_at: int,
+        size: int,
+        queued_at: float,
+        started_at: float,
+    ) -> None:
+        self.segment = segment
+        self.records = records
+        self.offset = offset
+        self.bodies_at = bodies_at
+        self.size = size
+        self.queued_at = queued_at
+        self.started_at = started_at
+        self.durable_at = 0.0
 
 
 class SyncGuard:

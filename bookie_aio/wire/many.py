@@ -49,12 +49,12 @@ from bookie_aio.wire.messages import (
     Adds,
     Done,
     Op,
-    PreparedRequest,
     WriteLac,
     WriteLacs,
     encode_answer,
     encode_request,
 )
+from bookie_aio.wire.prepared import PreparedRequest
 from metadata.errors import MalformedFrameError
 from metadata.ids import ENTRY_ID_MAX, LEDGER_ID_MAX, NO_ENTRY, TERM_FINAL
 
@@ -68,14 +68,19 @@ _LAC_ROW = struct.Struct("<QQQqqIHH")
 _ID_BYTES = 4
 
 
-class ManyAdd(NamedTuple):
+class ManyAdd:
     """One ADD of an ADDS: its id and token, the request, and its block with the block's place in the body."""
 
-    request_id: int
-    auth: bytes | None
-    request: Add
-    block: memoryview
-    start: int
+    __slots__ = ("auth", "block", "request", "request_id", "start")
+
+    def __init__(
+        self, request_id: int, auth: bytes | None, request: Add, block: memoryview, start: int
+    ) -> None:
+        self.request_id = request_id
+        self.auth = auth
+        self.request = request
+        self.block = block
+        self.start = start
 
 
 class ManyLac(NamedTuple):

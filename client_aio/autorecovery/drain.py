@@ -328,17 +328,14 @@ class Drain:
 
     async def _list_held(self) -> set[int]:
         """Return the ledgers that the bookie holds anything of, as it says; none where it does not run."""
-        held: set[int] = set()
         if self._bookie_id not in self._context.pool.directory.available:
-            return held
+            return set()
         try:
             connection = await self._context.pool.get(self._bookie_id)
-            async with aclosing(list_ledgers(connection, LEDGER_ID_MAX + 1, _CALL_TIMEOUT_S)) as ledger_ids:
-                async for ledger_id in ledger_ids:
-                    held.add(ledger_id)
+            return await list_ledgers(connection, LEDGER_ID_MAX + 1, _CALL_TIMEOUT_S)
         except BookKeeperError as error:
             logger.warning("bookie=%s does not say what it holds: %s", self._bookie_id, error)
-        return held
+            return set()
 
     # --- moving --------------------------------------------------------------------------------
 

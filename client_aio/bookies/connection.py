@@ -21,7 +21,7 @@ import socket
 import struct
 import sys
 import termios
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from bookie_aio.wire.frames import (
@@ -51,7 +51,6 @@ from bookie_aio.wire.messages import (
     Message,
     Op,
     Ping,
-    PreparedRequest,
     Status,
     WriteLac,
     decode_answer,
@@ -85,6 +84,7 @@ from metadata.transports import GatheringWrite, gathering_write
 if TYPE_CHECKING:
     from bookie_aio.wire.blocks import Buffer
     from bookie_aio.wire.many import Held
+    from bookie_aio.wire.prepared import PreparedRequest
 
 logger = logging.getLogger(__name__)
 
@@ -501,6 +501,10 @@ class BookieConnection(asyncio.BufferedProtocol):
         if self._is_greeted and self._liveness.begun(now) is Verdict.PING:
             self._ping(now)
 
+    @property
+    def _is_watched(self) -> bool:
+        return self._watch is not None  # Read anew: mypy holds it for None after `self._watch = None`.
+
     def _look_later(self, now: float) -> None:
         """Set the timer of the next look; there are outstanding requests."""
         waiting_since = next(iter(self._requests.values()))[1]
@@ -559,10 +563,10 @@ class BookieConnection(asyncio.BufferedProtocol):
             self._overdue.add(key)
             self._adds_sent -= op == _ADD
             on_answer(error, NO_BODY)
-        if self.error is None and self._requests:
+        if self.is_open and self._requests:
             if verdict is Verdict.PING and self._is_greeted:
                 self._ping(now)
-            if self._watch is None:
+            if not self._is_watched:
                 self._look_later(now)
 
     def _end(self, error: BookKeeperError) -> None:
@@ -661,23 +665,21 @@ async def list_entries(
     return rows, is_damaged
 
 
-async def list_ledgers(
-    connection: BookieConnection, below: int, timeout_s: float
-) -> AsyncGenerator[int, None]:
-    """Yield the ids below a limit of the ledgers that a bookie holds anything of.
+async def list_ledgers(connection: BookieConnection, below: int, timeout_s: float) -> set[int]:
+    """Return the ids below a limit of the ledgers that a bookie holds anything of.
 
     Raises:
         BookKeeperError: the bookie's failure. ProtocolError: its list does not advance.
     """
+    held: set[int] = set()
     following = 0
     while 0 <= following < below:
         answer, body = await connection.call(ListLedgers(following), ListLedgersAnswer, timeout_s=timeout_s)
-        for (ledger_id,) in struct.iter_unpack("<Q", body):
-            if ledger_id < below:
-                yield ledger_id
+        held.update(ledger_id for (ledger_id,) in struct.iter_unpack("<Q", body) if ledger_id < below)
         if 0 <= answer.next_ledger <= following:
             raise ProtocolError(
                 f"a list of ledgers from {following} on is said to go on at {answer.next_ledger}",
                 bookie_id=connection.bookie_id,
             )
         following = answer.next_ledger
+    return held

@@ -24,10 +24,10 @@ from bookie_aio.metrics import DiskTimes
 from bookie_aio.server.age import read_age
 from bookie_aio.server.bookie import Bookie
 from bookie_aio.server.registration import establish_identity, is_formatted
+from bookie_aio.storage.config import StorageConfig
 from bookie_aio.storage.data_directory import read_cookie
 from bookie_aio.storage.disk.disk import RealDisk
 from bookie_aio.storage.disk.read_only import ReadOnlyDisk
-from bookie_aio.storage.engine import StorageConfig
 from bookie_aio.storage.inspection import Inspector
 from bookie_aio.wire.messages import Done, Info
 from client_aio.bookies.connection import connect, list_ledgers
@@ -524,7 +524,7 @@ async def _ledgers_of(record: BookieRecord, below: int) -> set[int]:
             error = raised
             continue
         try:
-            return {one async for one in list_ledgers(connection, below, _CALL_TIMEOUT_S)}
+            return await list_ledgers(connection, below, _CALL_TIMEOUT_S)
         finally:
             connection.close()
     raise error or BookieUnavailableError(f"bookie {record.bookie_id} has no address")

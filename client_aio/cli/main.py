@@ -39,14 +39,20 @@ def _version(wanted: bool) -> None:
     if wanted:
         from importlib import metadata as distribution
 
-        sys.stdout.write(f"bookie-aio {distribution.version('bookie-aio')}\n")
+        from metadata import build
+
+        version = distribution.version("bookie-aio")
+        sys.stdout.write(f"bookie-aio {version} ({build.form()}, {build.interpreter()})\n")
         raise typer.Exit
 
 
 @app.callback()
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+        bool,
+        typer.Option(
+            "--version", callback=_version, is_eager=True, help="Show version, form and interpreter."
+        ),
     ] = False,
     config: Annotated[
         str | None,

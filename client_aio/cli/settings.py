@@ -83,7 +83,7 @@ SECTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     "autorecovery": ("client_aio.config:AutoRecoveryConfig", ()),
     "bookie": ("bookie_aio.config:BookieConfig", ("unnamed_grace_s", "age_interval_s")),
     "bookie.limits": ("bookie_aio.config:Limits", ()),
-    "bookie.storage": ("bookie_aio.storage.engine:StorageConfig", ()),
+    "bookie.storage": ("bookie_aio.storage.config:StorageConfig", ()),
     "bookie.storage.space": ("bookie_aio.storage.segment.allocator:SpaceLimits", ()),
     "bookie.storage.compaction": ("bookie_aio.storage.maintenance.compactor:CompactionConfig", ()),
     "bookie.storage.scrub": ("bookie_aio.storage.maintenance.scrubber:ScrubConfig", ()),

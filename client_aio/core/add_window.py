@@ -50,7 +50,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import accumulate, chain
 from typing import Generic, NamedTuple, TypeVar
 
@@ -110,13 +109,17 @@ class AddGroup(Generic[Token]):
         self.has_runs = has_runs  # several entries may have one token
 
 
-@dataclass(frozen=True, slots=True)
 class Outstanding(Generic[Token]):
     """The entries that a window has dropped: groups that were sent, then entries that were not."""
 
-    groups: Sequence[AddGroup[Token]]
-    unsent: Sequence[bytes]
-    tokens_of_unsent: Sequence[Token]
+    __slots__ = ("groups", "tokens_of_unsent", "unsent")
+
+    def __init__(
+        self, groups: Sequence[AddGroup[Token]], unsent: Sequence[bytes], tokens_of_unsent: Sequence[Token]
+    ) -> None:
+        self.groups = groups
+        self.unsent = unsent
+        self.tokens_of_unsent = tokens_of_unsent
 
     def tokens(self) -> list[Token]:
         """Return the tokens, in entry order."""
@@ -644,7 +647,7 @@ class EntryOrder(Generic[Item]):
         self.following = 0
         self._waiting: dict[int, Item] = {}
 
-    def take(self, entry_id: int, item: Item) -> list[Item]:
+    def take(self, entry_id: object, item: Item) -> list[Item]:
         """Take an entry; returns the entries that this makes contiguous, in order.
 
         Raises:

@@ -24,7 +24,6 @@ import asyncio
 import logging
 from bisect import bisect_left
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
@@ -35,10 +34,10 @@ from bookie_aio.wire.messages import (
     Failure,
     Force,
     Message,
-    PreparedRequest,
     Status,
     WriteLac,
 )
+from bookie_aio.wire.prepared import PreparedRequest
 from client_aio.bookies.connection import BookieConnection, Outcome, error_of
 from client_aio.core.add_window import AddWindow
 from client_aio.core.ensemble_change import EnsembleChangeMachine
@@ -133,14 +132,18 @@ class AddTimes:
         self._length = length
 
 
-@dataclass(slots=True)
 class _Seat:
-    bookie_id: str
-    connection: BookieConnection | None
-    token: bytes | None = field(repr=False)
-    add: PreparedRequest
-    bytes_owed: int = 0
-    failure: BookKeeperError | None = None
+    __slots__ = ("add", "bookie_id", "bytes_owed", "connection", "failure", "token")
+
+    def __init__(
+        self, bookie_id: str, connection: BookieConnection | None, token: bytes | None, add: PreparedRequest
+    ) -> None:
+        self.bookie_id = bookie_id
+        self.connection = connection
+        self.token = token
+        self.add = add
+        self.bytes_owed = 0
+        self.failure: BookKeeperError | None = None
 
 
 class Replicator(Generic[Token]):

@@ -21,8 +21,9 @@ from collections.abc import AsyncIterable
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, cast
 
+from mypy_extensions import mypyc_attr
+
 from bookie_aio.wire.messages import AddFlag, WriteLac
-from client_aio.context import on_own_loop
 from client_aio.core.add_window import BATCH_BYTES_MAX, ENTRY_OVERHEAD_BYTES, EntryOrder
 from client_aio.core.ensemble_change import Closing
 from client_aio.core.healing import Intake
@@ -125,7 +126,7 @@ class DeferredSync:
                     await self._moved.wait()
 
 
-@on_own_loop("drain", "start")
+@mypyc_attr(allow_interpreted_subclasses=True)
 class LedgerWriter(ClosesOnExit):
     """Adds entries to a ledger; made by `Client.create_ledger`.
 
@@ -161,7 +162,7 @@ class LedgerWriter(ClosesOnExit):
         self._bytes_held_max = HARD_LIMIT_FACTOR * context.config.max_in_flight_bytes
         self._create_future: Callable[[], asyncio.Future[int]] = self._loop.create_future
         self._is_running = self._loop.is_running
-        self._thread = 0  # in which the loop was running when it was last checked
+        self._loop_thread = 0  # in which the loop was running when it was last checked
         self._waiters = EntryWaiters()
         self._room = asyncio.Event()
         self._room.set()
@@ -322,10 +323,10 @@ class LedgerWriter(ClosesOnExit):
         # Hot path: every add runs through these lines. Rare cases are in `_add_otherwise`.
         # The full check of the loop calls the system for the process id, so a burst does without.
         replicator = self._replicator
-        if not (replicator.flush_is_due and get_ident() == self._thread and self._is_running()):
+        if not (replicator.flush_is_due and get_ident() == self._loop_thread and self._is_running()):
             if _get_running_loop() is not self._loop:
                 self._context.check_loop()
-            self._thread = get_ident()
+            self._loop_thread = get_ident()
         if type(data) is not bytes:
             data = as_entry(data, self.ledger_id)
         if len(data) > self._entry_bytes_max:
@@ -392,6 +393,7 @@ class LedgerWriter(ClosesOnExit):
             BookKeeperError: the first failure; its `entry_id` is the last acknowledged entry. An exception of
                 the iterable itself is passed on; the entries taken before it stay added.
         """
+        self._context.check_loop()
         if self._order is not None:
             raise InvalidArgumentError(
                 f"ledger {self.ledger_id} takes ids from its writer: use add_entry(data, entry_id)",
@@ -444,6 +446,7 @@ class LedgerWriter(ClosesOnExit):
         Raises:
             BookKeeperError: the writer's first failure.
         """
+        self._context.check_loop()
         await self._waiting.passed()
         await self._wait_for(self._intake.last_taken)
 
@@ -455,6 +458,7 @@ class LedgerWriter(ClosesOnExit):
         Raises:
             BookKeeperError: the writer's first failure.
         """
+        self._context.check_loop()
         await self.flush()
         if self._options.deferred_sync:
             await self._forces.up_to(self._window.last_add_pushed)
@@ -478,6 +482,7 @@ class LedgerWriter(ClosesOnExit):
                 copy has come for `add_quorum_timeout_s`. The message names it. The ledger is OPEN, and may be
                 closed again.
         """
+        self._context.check_loop()
         return await self._close(self._close_metadata, at_ack_quorum=at_ack_quorum)
 
     async def _close(
@@ -544,6 +549,7 @@ class LedgerWriter(ClosesOnExit):
 
         Does nothing if this writer has closed the ledger.
         """
+        self._context.check_loop()
         if self._is_closed_here:
             return
         self._is_closing, self._is_direct = True, False
@@ -554,6 +560,7 @@ class LedgerWriter(ClosesOnExit):
 
     def read(self, first: int, last: int) -> EntryStream:
         """Read entries that this writer has had acknowledged; see `LedgerReader.read`."""
+        self._context.check_running_loop()
         return self._reader.stream(first, last, self._window.lac)
 
     # --- taking ---

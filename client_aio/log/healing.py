@@ -24,7 +24,8 @@ from client_aio.healing import Healing, is_final
 from client_aio.ledger.create import create_ledger
 from client_aio.ledger.futures import Failure, complete, fail_all
 from client_aio.ledger.waiting_adds import WaitingAdds, check_room
-from client_aio.log.takeover import LogLedger, LogTakeover, discard, is_met
+from client_aio.log.ledger import LogLedger
+from client_aio.log.takeover import LogTakeover, discard, is_met
 from metadata.errors import (
     BookKeeperError,
     LedgerClosedError,
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from client_aio.context import ClientContext
     from client_aio.core.digest import Digest
     from client_aio.ledger.create import LedgerSettings
-    from client_aio.log.takeover import RecordAdd
+    from client_aio.log.ledger import RecordAdd
     from metadata.access.logs import LogStore
     from metadata.model.ledger import LedgerMetadata
     from metadata.model.log import LogHead, Position

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from client_aio.core.digest import Digest
     from client_aio.core.log_chain import RollLimits
     from client_aio.ledger.create import LedgerSettings
-    from client_aio.log.takeover import LogLedger
+    from client_aio.log.ledger import LogLedger
     from metadata.access.logs import LogStore
     from metadata.model.ledger import LedgerMetadata
     from metadata.model.log import LogHead

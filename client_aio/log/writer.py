@@ -14,7 +14,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from client_aio.context import on_own_loop
+from mypy_extensions import mypyc_attr
+
 from client_aio.core.log_chain import TAG
 from client_aio.handles import ClosesOnExit
 from client_aio.healing import APPEND_TIMEOUT_S
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from client_aio.healing import WriterState
     from client_aio.ledger.create import LedgerSettings
     from client_aio.log.healing import Listed
-    from client_aio.log.takeover import LogLedger
+    from client_aio.log.ledger import LogLedger
     from metadata.access.logs import LogStore
 
 
@@ -75,7 +76,7 @@ async def open_log(
         # Another client has changed the list meanwhile, or deleted the log: start again.
 
 
-@on_own_loop("drain", "withdraw")
+@mypyc_attr(allow_interpreted_subclasses=True)
 class LogWriter(ClosesOnExit):
     """Appends records to a log; made by `Client.open_log`.
 
@@ -189,6 +190,7 @@ class LogWriter(ClosesOnExit):
 
         A state that lasts only until the consumer comes back is passed over.
         """
+        self._context.check_running_loop()
         return self._healer.healing.states()
 
     # --- writing ---
@@ -268,6 +270,7 @@ class LogWriter(ClosesOnExit):
             OperationTimeoutError: records have failed after `append_timeout_s` since the last call that
                 raised this. Later records go on.
         """
+        self._context.check_loop()
         healer = self._healer
         await self._waiting.passed()
         appended = healer.appended
@@ -287,6 +290,7 @@ class LogWriter(ClosesOnExit):
         Raises:
             BookKeeperError: the failure that ended the writer. LedgerClosedError: the writer is closed.
         """
+        self._context.check_loop()
         healer = self._healer
         healer.check()
         await self._waiting.passed()
@@ -320,6 +324,7 @@ class LogWriter(ClosesOnExit):
             NotEnoughBookiesError: with guaranteed write quorum, as `LedgerWriter.close`.
             OperationTimeoutError: records have failed, as for `flush`.
         """
+        self._context.check_loop()
         if self._is_closed:
             return
         await self.flush()
@@ -355,6 +360,7 @@ class LogWriter(ClosesOnExit):
 
     async def abort(self) -> None:
         """End at once: outstanding futures fail as *unknown*, the ledgers are left to the next takeover."""
+        self._context.check_loop()
         if self._is_closed:
             return
         self._is_closing = True

@@ -18,13 +18,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+from mypy_extensions import mypyc_attr
 
 from bookie_aio.wire.messages import WriteLac
 from client_aio.bookies.connection import BookieConnection
 from client_aio.bookies.ensemble_finder import Sizes
 from client_aio.config import WriteOptions
-from client_aio.context import on_own_loop
 from client_aio.core.healing import OwnTerms
 from client_aio.core.takeover import TermOpening, take_over
 from client_aio.healing import APPEND_TIMEOUT_S, Healing, WriterState, is_final
@@ -57,7 +58,7 @@ _ROLL_RETRY_SHARE = 8
 """A roll that failed is due again after this share of a fragment's bytes: one eighth."""
 
 
-@on_own_loop()
+@mypyc_attr(allow_interpreted_subclasses=True)
 class UnboundedLedgerWriter(LedgerWriter):
     """Adds entries to an unbounded ledger, under a term; made by `Client.open_unbounded_ledger`.
 
@@ -68,25 +69,37 @@ class UnboundedLedgerWriter(LedgerWriter):
 
     def __init__(
         self,
-        *args: Any,
+        context: ClientContext,
+        metadata: LedgerMetadata,
+        version: Version,
+        digest: Digest,
+        options: WriteOptions,
+        *,
+        term: int,
+        last_entry: int,
+        length: int,
         fragment_bytes: int = FRAGMENT_BYTES,
         append_timeout_s: float | None = APPEND_TIMEOUT_S,
-        **options: Any,
     ) -> None:
         self._fragment_bytes = fragment_bytes
         self._loss: Failure | None = None  # of adds that were given up; not raised by `flush` yet
         self._is_left = False
-        super().__init__(*args, **options)
+        super().__init__(
+            context, metadata, version, digest, options, term=term, last_entry=last_entry, length=length
+        )
         self._own_terms = OwnTerms(self._term)
         what = f"unbounded ledger {self.ledger_id}"
         self._healing = Healing(self._context, what, self, append_timeout_s)
 
-    def _attach(self, *args: Any, **options: Any) -> None:
-        super()._attach(*args, **options)
+    def _attach(
+        self, metadata: LedgerMetadata, version: Version, *, term: int, last_entry: int, length: int
+    ) -> None:
+        super()._attach(metadata, version, term=term, last_entry=last_entry, length=length)
         self._roll_at = self._window.length_confirmed + self._fragment_bytes
 
     async def start(self, connections: Connections) -> None:
         """Seat the bookies of the ensemble; called once, before the first add."""
+        self._context.check_loop()
         await super().start(connections)
         self._healing.watch_ages()
 
@@ -115,6 +128,7 @@ class UnboundedLedgerWriter(LedgerWriter):
 
         A state that lasts only until the consumer comes back is passed over.
         """
+        self._context.check_running_loop()
         return self._healing.states()
 
     @property
@@ -141,6 +155,7 @@ class UnboundedLedgerWriter(LedgerWriter):
             InvalidTransitionError: the metadata have no room for another fragment until some are trimmed.
                 Adding goes on in the last fragment.
         """
+        self._context.check_loop()
         await self._waiting.passed()  # Entries added before this call may wait, for room or behind a bulk.
         while True:
             await self._healing.until_open()
@@ -168,6 +183,7 @@ class UnboundedLedgerWriter(LedgerWriter):
             LedgerFencedError, LedgerClosedError: this writer no longer has the ledger.
             MetadataUnavailableError: no definite outcome in time.
         """
+        self._context.check_loop()
         self._check_writes()
         if not isinstance(before_entry, int) or isinstance(before_entry, bool) or before_entry < 0:
             raise InvalidArgumentError(f"{before_entry!r} is no entry id", ledger_id=self.ledger_id)
@@ -200,6 +216,7 @@ class UnboundedLedgerWriter(LedgerWriter):
             LedgerClosedError: `seal` is set, and this writer has left the ledger before.
             OperationTimeoutError: adds have failed, as for `flush`; or bookies were away for too long.
         """
+        self._context.check_loop()
         if self._is_left and seal:
             raise LedgerClosedError(
                 f"ledger {self.ledger_id} has been left: open it again to seal it", ledger_id=self.ledger_id
@@ -242,6 +259,7 @@ class UnboundedLedgerWriter(LedgerWriter):
             OperationTimeoutError: adds have failed after `append_timeout_s` since the last call that raised
                 this. Later adds go on.
         """
+        self._context.check_loop()
         await super().flush()
         loss, self._loss = self._loss, None
         if loss is not None:
@@ -249,6 +267,7 @@ class UnboundedLedgerWriter(LedgerWriter):
 
     async def abort(self) -> None:
         """End at once: outstanding futures fail as *unknown*, and the ledger is left to the next takeover."""
+        self._context.check_loop()
         await super().abort()
         await self._healing.stop()
 
@@ -444,7 +463,7 @@ async def _find_end(
         if held.current.term != known.term:
             # Another takeover has decided by now where the ledger ends.
             raise fenced_by_metadata(held.current) from error
-        raise
+        raise error  # by name: see docs/WHEELS.md
     if any(isinstance(each, BookieConnection) and not each.is_open for each in found.connections.values()):
         found = await context.finder.find(known.ledger_id, Sizes.of(known))
     opening = TermOpening(known, recovery.fragments, last_entry, length, found.bookies)

@@ -8,6 +8,7 @@ import json
 import os
 import pty
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import client_aio
+from metadata import build
 from tests.support.cli import TIMEOUT_S, Cli
 
 if TYPE_CHECKING:
@@ -209,6 +211,7 @@ def test_bookie_shows_its_figures_by_id_and_by_address(cli: Cli, cluster: Runnin
     by_id, by_address = cli.rows("bookie", "info", "b1"), Cli().rows("bookie", "info", address)
     assert by_id.keys() == by_address.keys()
     assert by_id["bookie_id"] == "b1"
+    assert (by_id["build"], by_id["interpreter"]) == (build.form(), build.interpreter())
 
 
 @pytest.mark.parametrize("batch", ["1", "30"])
@@ -246,7 +249,8 @@ def test_interrupted_bench_leaves_no_ledger_behind(cli: Cli) -> None:
 
 
 def test_version_and_help() -> None:
-    assert Cli().run("--version").decode().startswith("bookie-aio ")
+    form = f"({build.form()}, {build.interpreter()})"
+    assert re.fullmatch(rf"bookie-aio \S+ {re.escape(form)}\n", Cli().run("--version").decode())
     for group in ("cluster", "bookie", "ledger", "bench"):
         assert b"--help" in Cli().run(group, "--help")
 

@@ -19,13 +19,13 @@ from bookie_aio.wire.messages import (
     HelloAnswer,
     Op,
     Ping,
-    PreparedRequest,
     Status,
     WriteLac,
     decode_request,
     encode_answer,
     encode_failure,
 )
+from bookie_aio.wire.prepared import PreparedRequest
 from client_aio.bookies.connection import BookieConnection, connect
 from client_aio.context import Flushes
 from client_aio.core.liveness import PING_TIMEOUT_S

@@ -25,6 +25,7 @@ def test_a_blocking_method_takes_what_the_other_takes(name: str) -> None:
         assert list(taken) == list(wanted)
 
 
+@pytest.mark.pure
 def test_a_blocking_method_names_the_method_that_describes_it() -> None:
     """Nothing is described twice, and each reference leads to a docstring."""
     named = 0

@@ -28,7 +28,7 @@ import client_aio.core.add_window
 import client_aio.ledger.writer
 import metadata.model.paged_list
 from bookie_aio.config import BookieConfig
-from bookie_aio.storage.engine import StorageConfig
+from bookie_aio.storage.config import StorageConfig
 from bookie_aio.storage.maintenance.compactor import CompactionConfig
 from bookie_aio.storage.segment.allocator import SpaceLimits
 from client_aio import Client, ClientConfig, connect

@@ -11,9 +11,10 @@ import time
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
+from bookie_aio.storage.config import StorageConfig
 from bookie_aio.storage.data_directory import owner_of, read_cookie
 from bookie_aio.storage.disk.disk import RealDisk, RealFile, Space
-from bookie_aio.storage.engine import Engine, StorageConfig
+from bookie_aio.storage.engine import Engine
 from bookie_aio.storage.maintenance.compactor import CompactionConfig
 from bookie_aio.storage.segment import format as form
 from bookie_aio.storage.segment.allocator import SpaceLimits

@@ -177,7 +177,7 @@ class AddHandler:
 
         `frame` is the body of the ADDS. Raises as `add`. `flush` must follow in the same synchronous step.
         """
-        request_id, _, request, body, start = add
+        request_id, request, body, start = add.request_id, add.request, add.block, add.start
         if request.flags & _KEPT and _keeps_too_much(len(body), frame):
             body = memoryview(bytes(body))  # kept by itself, and counted with its own bytes
         block = self._judge(peer, request_id, request, body, has_token=has_token)
@@ -403,7 +403,8 @@ class AddHandler:
         async def store() -> int:
             responder = self._responder
             try:
-                self._metrics.entries_repaired += await storing()
+                stored = await storing()
+                self._metrics.entries_repaired += stored  # read behind the await: others count meanwhile
                 responder.acknowledge(peer, Op.ADD, request_id, None)
             except OutdatedBlockError as error:
                 status, held = Status.STALE_METADATA, error.content_term

@@ -12,7 +12,7 @@ import uvloop
 from bookie_aio.config import BookieConfig
 from bookie_aio.core.identity import AgeFile
 from bookie_aio.server.bookie import Bookie
-from bookie_aio.storage.engine import StorageConfig
+from bookie_aio.storage.config import StorageConfig
 from bookie_aio.storage.segment.allocator import SpaceLimits
 from bookie_aio.storage.segment.format import AGE
 from metadata.access.bookies import AgeRecord

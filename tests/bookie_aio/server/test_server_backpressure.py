@@ -528,6 +528,7 @@ def test_a_connection_that_is_gone_gets_no_turn() -> None:
     assert here.handled > 1
 
 
+@pytest.mark.pure
 def test_the_time_of_work_in_tasks_counts() -> None:
     hand = Hand()
     lane = lane_of(hand)
@@ -675,6 +676,7 @@ async def test_a_connection_that_was_busy_lets_go_of_its_large_buffer(bookies: B
     assert (await client.call(Ping())).status is Status.OK
 
 
+@pytest.mark.pure
 @pytest.mark.parametrize("ending", ["the peer", "a bad frame", "the bookie", "a blocked request"])
 async def test_a_connection_that_is_lost_leaves_nothing_for_the_garbage_collector(
     bookies: Bookies, ending: str

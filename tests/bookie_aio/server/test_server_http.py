@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from bookie_aio.metrics import METRICS, DiskTimes
 from bookie_aio.server import http
 from bookie_aio.server.http import CONNECTIONS_MAX, HttpServer
-from bookie_aio.storage.engine import StorageConfig
+from bookie_aio.storage.config import StorageConfig
 from bookie_aio.storage.segment.allocator import SpaceLimits
 from bookie_aio.wire.messages import NO_TERM, Read, Status
 from metadata.access.bookies import READ_ONLY, Order, await_obedience, change_order, split_address

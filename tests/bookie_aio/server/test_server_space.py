@@ -12,8 +12,8 @@ import pytest
 
 from bookie_aio.metrics import RequestMetrics
 from bookie_aio.server.responder import Responder
+from bookie_aio.storage.config import StorageConfig
 from bookie_aio.storage.disk.disk import Space
-from bookie_aio.storage.engine import StorageConfig
 from bookie_aio.storage.segment.allocator import SpaceLimits
 from bookie_aio.structured_logging import RepeatedWarnings
 from bookie_aio.wire.frames import FRAME_BYTES_MAX, FrameParser
@@ -212,6 +212,7 @@ async def test_a_failed_write_is_the_end_and_acknowledges_nothing(bookies: Booki
     assert (await again.call(Ping())).status is Status.OK
 
 
+@pytest.mark.pure
 @pytest.mark.parametrize(
     ("is_of_space", "status"), [(True, Status.READ_ONLY), (False, Status.INTERNAL_ERROR)]
 )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from bookie_aio.config import Limits
 from bookie_aio.wire.messages import ALIVE_ID, Delete, Op, Ping, Status, Watch, WriteLac
 from bookie_aio.wire.watching import UNWATCH, Moved, encode_asked, parse_moved
@@ -12,8 +14,6 @@ from tests.bookie_aio.server.test_server_long_polls import LONG_MS, write_lac
 from tests.support.rawclient import RawClient, hello, lac_statement
 
 if TYPE_CHECKING:
-    import pytest
-
     from bookie_aio.server.bookie import Bookie
     from tests.bookie_aio.server.conftest import Bookies
     from tests.support.rawclient import Answer
@@ -137,6 +137,7 @@ async def test_a_watch_is_answered_when_the_bookie_closes(bookie: Bookie, client
     await client.gone()
 
 
+@pytest.mark.pure
 async def test_a_bookie_that_reads_no_requests_says_that_it_lives(
     bookies: Bookies, monkeypatch: pytest.MonkeyPatch
 ) -> None:

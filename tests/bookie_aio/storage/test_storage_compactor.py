@@ -342,6 +342,7 @@ def test_the_winners_among_copies() -> None:
     assert newest_copies(striped, [striped, found(3, 0, 9)], 99) == [range(10, 13, 3)]
 
 
+@pytest.mark.pure
 async def test_a_segment_stays_when_a_copy_is_accepted_and_then_dropped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -410,6 +411,7 @@ async def test_small_entries_that_all_count_are_not_copied_again_and_again(
     await store.close()
 
 
+@pytest.mark.pure
 async def test_a_close_while_compacting_waits_for_the_copy_on_its_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from crc32c import crc32c
 
-from bookie_aio.storage.engine import StorageConfig
+from bookie_aio.storage.config import StorageConfig
 from bookie_aio.storage.ledgers.checkpoint import CHECKPOINT_MAGIC
 from bookie_aio.storage.segment import format as form
 from bookie_aio.storage.segment.format import index_name, segment_name, spare_name

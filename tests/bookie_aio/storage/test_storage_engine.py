@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import pytest
 
-from bookie_aio.storage.engine import StorageConfig
+from bookie_aio.storage.config import StorageConfig
 from bookie_aio.wire.blocks import Block, LacStatement, statement_crc
 from bookie_aio.wire.messages import Stop
 from metadata.errors import DirectoryInUseError, EntryTooLargeError, NoSuchLedgerError, StorageError

@@ -87,6 +87,7 @@ shapes = st.tuples(
 segments_of_runs = st.lists(st.lists(shapes, min_size=1, max_size=30), min_size=1, max_size=6)
 
 
+@pytest.mark.pure
 @given(
     segments=segments_of_runs,
     low=st.integers(0, 70),
@@ -125,6 +126,7 @@ def terms_of(rows: Iterable[tuple[int, int, int, int]]) -> dict[int, int]:
     return terms
 
 
+@pytest.mark.pure
 @given(
     segments=segments_of_runs,
     from_entry=st.integers(0, 70),
@@ -161,6 +163,7 @@ def test_listings_name_each_entry_held_and_its_content_term(
     assert found == held
 
 
+@pytest.mark.pure
 async def test_what_is_gathered_of_many_segments_is_little_more_than_of_one() -> None:
     segments = [[(2 * (number * 40 + at), 1, 1, 0) for number in range(500)] for at in range(40)]
     sources = sources_of(segments)
@@ -173,6 +176,7 @@ async def test_what_is_gathered_of_many_segments_is_little_more_than_of_one() ->
     assert runs_given(sources) < 1000
 
 
+@pytest.mark.pure
 async def test_many_copies_of_one_entry_are_gathered_together_and_end() -> None:
     """They are all needed to tell which one counts; the horizon goes round them, and on."""
     sources = sources_of([(3, 1, 1, 0), *[(7, 1, 1, 0)] * 50, (9, 1, 1, 0)] for _ in range(5))
@@ -184,6 +188,7 @@ async def test_many_copies_of_one_entry_are_gathered_together_and_end() -> None:
     assert (len(found), horizon) == (5, 20)
 
 
+@pytest.mark.pure
 async def test_runs_that_come_while_others_are_looked_at_hide_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(index, "RUNS_PER_STEP", 2)
     (source,) = sources_of([[(first, 1, 1, 0) for first in range(0, 100, 10)]])
@@ -216,6 +221,7 @@ class Turns:
         return self.count
 
 
+@pytest.mark.pure
 async def test_the_loop_is_not_held_while_many_runs_are_looked_at(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -242,6 +248,7 @@ async def test_the_loop_is_not_held_while_many_runs_are_looked_at(
     await store.close()
 
 
+@pytest.mark.pure
 async def test_a_row_names_no_more_entries_than_its_count_can_say() -> None:
     half = 2**31
     whole = sources_of([[(0, half, 1, 0)], [(half, half - 1, 1, 0)]])

@@ -23,7 +23,7 @@ from tests.support.storage import SMALL, Store, make_block
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from bookie_aio.storage.engine import StorageConfig
+    from bookie_aio.storage.config import StorageConfig
 
 IDS = st.integers(0, 12)
 STEPS = st.lists(

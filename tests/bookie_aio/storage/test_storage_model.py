@@ -21,7 +21,7 @@ from bookie_aio.wire.messages import Stop
 from tests.support.storage import SMALL, Store, entries_of, make_block
 
 if TYPE_CHECKING:
-    from bookie_aio.storage.engine import StorageConfig
+    from bookie_aio.storage.config import StorageConfig
     from bookie_aio.storage.read.reader import StoredCopy
     from bookie_aio.wire.blocks import Block
 

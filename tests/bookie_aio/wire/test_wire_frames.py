@@ -223,6 +223,7 @@ def test_the_nastiest_header_stays_small_when_decoded() -> None:
     assert peak_of_parsing([frame], FRAME_BYTES_MAX) < 2 * 1024 * 1024
 
 
+@pytest.mark.pure
 def test_copying_stays_linear_when_a_large_frame_arrives_in_small_pieces() -> None:
     class Counting(FrameParser):
         copied = 0

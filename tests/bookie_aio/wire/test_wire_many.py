@@ -29,12 +29,12 @@ from bookie_aio.wire.messages import (
     Done,
     Message,
     Op,
-    PreparedRequest,
     WriteLac,
     WriteLacs,
     decode_answer,
     decode_request,
 )
+from bookie_aio.wire.prepared import PreparedRequest
 from metadata.errors import MalformedFrameError
 from metadata.ids import ENTRY_ID_MAX, LEDGER_ID_MAX, TERM_FINAL
 

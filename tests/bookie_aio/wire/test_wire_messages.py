@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from bookie_aio.wire import messages as wire
 from bookie_aio.wire.blocks import LacStatement
 from bookie_aio.wire.frames import HEADER_BYTES_MAX, decode_header
+from bookie_aio.wire.prepared import PreparedRequest, RequestDecoder
 from metadata.errors import MalformedFrameError
 from metadata.ids import ENTRY_ID_MAX, LEDGER_ID_MAX, TERM_FINAL
 
@@ -293,12 +294,12 @@ def test_a_message_names_its_fields_in_the_order_of_its_schema() -> None:
 @pytest.mark.parametrize("auth", [None, b"key"])
 def test_a_prepared_request_is_the_request(request_id: int, auth: bytes | None) -> None:
     request = wire.Add(2**40, 3, 1)
-    packed = wire.PreparedRequest(request, auth).frame_head(request_id, 0)[8:]
+    packed = PreparedRequest(request, auth).frame_head(request_id, 0)[8:]
     assert wire.decode_request(decode_header(memoryview(packed))) == (request_id, auth, request)
 
 
 def test_a_decoder_keeps_in_mind_what_clients_send_and_no_more() -> None:
-    decoder = wire.RequestDecoder()
+    decoder = RequestDecoder()
     for ledger_id in range(100):
         for auth, is_kept in ((None, True), (bytes(32), True), (bytes(4000), False)):
             header = msgpack.packb(wire.encode_request(wire.Add(2**62 + ledger_id, 2**62, 4), 2**31, auth))

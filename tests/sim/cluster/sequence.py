@@ -17,18 +17,26 @@ from client_aio.ledger.writer import LedgerWriter
 
 NUMBERED: list[type] = [Connection, BookieConnection, LedgerReader, LedgerWriter, AutoRecovery]
 _numbers = itertools.count()
+_numbered: dict[int, tuple[object, int]] = {}
+"""Objects of compiled classes with their numbers, by address. They are kept: addresses are used again."""
 
 
 def order_by_number() -> None:
     """Install that hash in the classes, and begin to count anew."""
     global _numbers
     _numbers = itertools.count()
+    _numbered.clear()
     for cls in NUMBERED:
         cls.__hash__ = _hash
 
 
 def _hash(self: object) -> int:
-    number = self.__dict__.get("sim_number")
+    own = getattr(self, "__dict__", None)
+    if own is None:
+        if id(self) not in _numbered:
+            _numbered[id(self)] = self, next(_numbers)
+        return _numbered[id(self)][1]
+    number = own.get("sim_number")
     if number is None:
-        number = self.__dict__["sim_number"] = next(_numbers)
+        number = own["sim_number"] = next(_numbers)
     return int(number)

@@ -33,7 +33,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from bookie_aio.storage.engine import Engine, StorageConfig
+from bookie_aio.storage.config import StorageConfig
+from bookie_aio.storage.engine import Engine
 from bookie_aio.storage.journal import Done, when_durable
 from bookie_aio.storage.maintenance.compactor import CompactionConfig
 from bookie_aio.storage.segment.allocator import SpaceLimits

@@ -14,7 +14,7 @@ no CLOSED ledger ever comes to name another bookie. Then no grace is too short, 
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from bookie_aio.server.bookie import Bookie
 from bookie_aio.storage.maintenance.scrubber import ScrubConfig
@@ -22,6 +22,8 @@ from metadata.ids import ledger_key
 from metadata.model.ledger import LedgerMetadata
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from bookie_aio.storage.engine import Engine
     from tests.sim.simulation import Simulation
 
@@ -58,14 +60,29 @@ def _followed(simulation: Simulation, floor_after_s: float) -> type[Bookie]:
             assert self._engine is not None
             assert self._ledger_gc is not None
             self._ledger_gc.floor_after_s = floor_after_s
-            _follow_folding(simulation, self._engine)
-            _follow_forgetting(simulation, self.bookie_id, self._engine)
+            followed = _FollowedEngine(self._engine)
+            followed.append_tombstone = _folding(simulation, self._engine)
+            followed.append_forget = _forgetting(simulation, self.bookie_id, self._engine)
+            self._ledger_gc._engine = cast("Engine", followed)
             _follow_scrubbing(simulation, self._engine)
 
     return FollowedBookie
 
 
-def _follow_forgetting(simulation: Simulation, name: str, engine: Engine) -> None:
+class _FollowedEngine:
+    """The engine as the garbage collector sees it: a compiled engine lets nobody replace its own methods."""
+
+    append_tombstone: Callable[..., None]
+    append_forget: Callable[..., None]
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+
+def _forgetting(simulation: Simulation, name: str, engine: Engine) -> Callable[..., None]:
     history, tree, forget = simulation.history, simulation.tree, engine.append_forget
 
     def append_forget(ledger_id: int, done: Any) -> None:
@@ -83,10 +100,10 @@ def _follow_forgetting(simulation: Simulation, name: str, engine: Engine) -> Non
         history.words.forget(name, ledger_id)
         simulation.stats["ledger_forgotten"] += 1
 
-    vars(engine)["append_forget"] = append_forget
+    return append_forget
 
 
-def _follow_folding(simulation: Simulation, engine: Engine) -> None:
+def _folding(simulation: Simulation, engine: Engine) -> Callable[..., None]:
     stats, tombstone = simulation.stats, engine.append_tombstone
 
     def append_tombstone(ledger_id: int, done: Any, *, last: int = -1) -> None:
@@ -94,7 +111,7 @@ def _follow_folding(simulation: Simulation, engine: Engine) -> None:
         if last >= ledger_id:
             stats["ids_folded"] += last + 1 - ledger_id
 
-    vars(engine)["append_tombstone"] = append_tombstone
+    return append_tombstone
 
 
 def _follow_scrubbing(simulation: Simulation, engine: Engine) -> None:
