@@ -102,7 +102,7 @@ async def test_a_connection_whose_adds_were_answered_before_they_are_durable_goe
     assert (await asyncio.wait_for(force, WAIT_S)).status is Status.OK
 
 
-STATEMENT = lac_statement(7, 0)._replace(mac=bytes(4000))
+STATEMENT = lac_statement(7, 0)._replace(mac=bytes(32))
 
 
 @pytest.mark.parametrize(
