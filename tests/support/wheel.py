@@ -2,7 +2,7 @@
 
 python -m tests.support.wheel                      units of what is compiled, integration, 200 seeds
 python -m tests.support.wheel --build              only the wheel, if a source has changed
-python -m tests.support.wheel --quick              what `.ci/run` takes the time for
+python -m tests.support.wheel --quick              a part of it
 python -m tests.support.wheel tests/cli -x         these tests, with these options of pytest, and no seeds
 
 The wheel is built when a source has changed, and installed into an environment of its own under build/. The
