@@ -22,14 +22,12 @@ def written_bytes(pid: int) -> int:
     The kernel counts them as pages become dirty, whole large pages where a file's cache is made of such. So
     this may be more than the device sees, never less.
     """
-    lines = Path(f"/proc/{pid}/io").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("write_bytes:"))
+    return _value(pid, "io", "write_bytes:")
 
 
 def read_bytes(pid: int) -> int:
     """Return the bytes a process caused to be read from devices so far."""
-    lines = Path(f"/proc/{pid}/io").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("read_bytes:"))
+    return _value(pid, "io", "read_bytes:")
 
 
 def evict(directory: Path) -> None:
@@ -54,16 +52,16 @@ def cpu_seconds(pid: int) -> float:
 
 def peak_mib(pid: int) -> float:
     """Return the most memory a process had resident so far."""
-    return _status_kib(pid, "VmHWM:") / _KIB
+    return _value(pid, "status", "VmHWM:") / _KIB
 
 
 def resident_mib(pid: int) -> float:
     """Return the memory a process has resident."""
-    return _status_kib(pid, "VmRSS:") / _KIB
+    return _value(pid, "status", "VmRSS:") / _KIB
 
 
-def _status_kib(pid: int, name: str) -> int:
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+def _value(pid: int, file: str, name: str) -> int:
+    lines = Path(f"/proc/{pid}/{file}").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(name))
 
 
