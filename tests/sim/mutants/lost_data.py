@@ -61,4 +61,9 @@ MUTANTS = [
         (Edit("bookie_aio.storage.segment.witness:WitnessFiles.catch_up", "await self.sync()", "pass"),),
         tests=("tests/sim/test_sim_crashstates.py", "-k", "page_cache_is_made_durable"),
     ),
+    Mutant(
+        110, "a bookie goes on when its age cannot be written for a disk that fails",
+        (Edit("bookie_aio.server.age:BookieAge._write", "self._engine.fail(error)", "pass"),),
+        tests=("tests/bookie_aio/server/test_server_age.py", "-k", "fails_under_the_age"),
+    ),
 ]  # fmt: skip
