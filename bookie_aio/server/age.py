@@ -514,7 +514,7 @@ class BookieAge:
                     await write_file(disk, path, AGE, [file.to_bytes()])
             except DiskFailedError as error:
                 if self._engine is not None:
-                    self._engine.fail(error)
+                    self._engine.health.fail(error, "writing the age")
                 raise
             self._file, self._is_written = file, True
 

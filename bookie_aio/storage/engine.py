@@ -83,8 +83,8 @@ class Engine:
         self.record_bytes_max = min(_RECORD_BYTES_MAX, config.segment_bytes // _RECORD_SHARE)
         """A record of many blocks takes no more from here on. One that is large may leave much of a segment
         unused, since it is never cut."""
-        self._health = StorageHealth(self)
-        self._disk = FailStopDisk(disk, self._health)
+        self.health = StorageHealth(self)  # for other files in the directories, too
+        self._disk = FailStopDisk(disk, self.health)
         self.disk: Disk = self._disk  # for other files in the directories
         self._locks: list[DirectoryLock] = []
         self._segments = SegmentSet(
@@ -174,7 +174,7 @@ class Engine:
         config = self._config
         self._locks.extend(map(self._disk.lock_directory, self._directories))
         earlier = EarlierRun() if begin is None else await begin()
-        witness = await WitnessFiles.open(self._disk, self._directories, owner, self._health)
+        witness = await WitnessFiles.open(self._disk, self._directories, owner, self.health)
         self._witness = witness
         recovery = CrashRecovery(self._disk, self._directories, self._segments, witness, earlier=earlier.held)
         recovered = await recovery.run(spare_bytes=config.segment_bytes)
@@ -201,7 +201,7 @@ class Engine:
             on_ready=self._ready,
             on_warning=on_warning,
             witness=witness,
-            health=self._health,
+            health=self.health,
         )
         if witness.is_absent and not recovered.lost_data_of_any_ledger:
             # A new bookie. A checkpoint without a witness would look like a lost witness.
@@ -233,7 +233,7 @@ class Engine:
             on_dropped=self._drop,
             on_rolled=self._rolled,
             witness=witness,
-            health=self._health,
+            health=self.health,
             clock=self._clock,
         )
         journal = self._journal
@@ -254,7 +254,7 @@ class Engine:
 
     def _make_background_parts(self, recovered: RecoveredState, witness: WitnessFiles) -> None:
         """Make the parts that work in the background, each after the parts that it uses."""
-        config, disk, health = self._config, self._disk, self._health
+        config, disk, health = self._config, self._disk, self.health
         segments, ledgers, allocator = self._segments, self._ledgers, self._allocator
         self._checkpointer = Checkpointer(
             disk,
@@ -336,10 +336,6 @@ class Engine:
 
     # --- health ---
 
-    def fail(self, error: DiskFailedError) -> None:
-        """Stop for good (rule 2): another file in the directories could not be written."""
-        self._health.fail(error, "a write")
-
     def storage_failed(self, error: StorageError) -> None:
         """Tell the server, and drop the accepted records (rule 2). See `HealthListener`."""
         records = self._journal.stop()
@@ -393,7 +389,7 @@ class Engine:
             EntryTooLargeError: the block does not fit into a segment.
         """
         size = self.size_of(block)
-        if not self._health.has_room:
+        if not self.health.has_room:
             if not from_reserve:
                 raise DiskFullError("no space left for ordinary adds")
             self._check_room(size, self._config.space.reserve_bytes // _FENCE_SHARE)
@@ -413,7 +409,7 @@ class Engine:
         Raises:
             DiskFullError: no space for ordinary adds.
         """
-        if not self._health.has_room:
+        if not self.health.has_room:
             raise DiskFullError("no space left for ordinary adds")
         self._ledgers.accept_blocks(blocks)
         for watch in self.add_watches:
@@ -449,12 +445,12 @@ class Engine:
         """Accept a fence: the ledger's term is at least `term` from this call on. Raises DiskFullError."""
         change = Change(form.KIND_TERM, ledger_id, term=term, before=self.term(ledger_id))
         state = self._accept_change(form.term_row(ledger_id, term), change, done)
-        if self._health.error is None:
+        if self.health.error is None:
             state.term = max(state.term, term)
 
     def append_statement(self, ledger_id: int, statement: LacStatement, done: Done) -> None:
         """Accept an explicit LAC. Raises DiskFullError when there is no room for ordinary adds."""
-        if not self._health.has_room:
+        if not self.health.has_room:
             raise DiskFullError("no space left for ordinary adds")
         change = Change(form.KIND_STATEMENT, ledger_id, statement=statement)
         size = form.ROW_BYTES + len(statement.mac)
@@ -628,7 +624,7 @@ class Engine:
     @property
     def has_room(self) -> bool:
         """Return whether entries can be stored."""
-        return self._health.has_room and self._health.error is None and not self._is_closed
+        return self.health.has_room and self.health.error is None and not self._is_closed
 
     @property
     def is_writable(self) -> bool:
@@ -717,7 +713,7 @@ class Engine:
         error = await self._drained() or error
         await self._allocator.close()
         await self._sealer.close()
-        if error is None and self._health.error is None:
+        if error is None and self.health.error is None:
             try:
                 await self._sealer.finish(self._journal.segment)
                 if self._witness is not None:

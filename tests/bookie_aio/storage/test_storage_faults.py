@@ -385,7 +385,7 @@ async def test_after_a_failure_no_name_is_changed(tmp_path: Path) -> None:
     store = await Store.open(tmp_path / "b1")
     await store.add(make_block(1, 0, [b"good"]))
     await store.settled()
-    store.engine._health.fail(DiskFailedError("the test says that an index could not be written"), "a test")
+    store.engine.health.fail(DiskFailedError("the test says that an index could not be written"), "a test")
     before = sorted((file.name, file.stat().st_ino) for file in (tmp_path / "b1").iterdir())
     for change in (
         store.engine._checkpointer.write(),

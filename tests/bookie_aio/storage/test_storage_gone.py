@@ -337,7 +337,7 @@ async def test_the_lock_is_held_until_what_the_journal_writes_has_ended(
         told: list[StorageError | None] = []
         store.engine.append_block(make_block(1, 0, [b"late"]), told.append)
         await asyncio.to_thread(has_begun.wait)
-        store.engine._health.fail(DiskFailedError("the test says that an index failed"), "a test")
+        store.engine.health.fail(DiskFailedError("the test says that an index failed"), "a test")
         assert [type(error) for error in told] == [DiskFailedError]
         await store.engine.close()
         with pytest.raises(DirectoryInUseError):
