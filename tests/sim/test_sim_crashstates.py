@@ -99,7 +99,7 @@ def test_two_crashes_each_between_a_checkpoint_and_its_claim_are_no_witness_of_t
 
 def _with_bug(number: int) -> Sweep:
     next(mutant for mutant in everything() if mutant.number == number).plant()
-    return sweep(1, part=0.01)
+    return sweep(1, part=0.01, until_failure=True)
 
 
 @pytest.mark.parametrize("number", [1, 26])
