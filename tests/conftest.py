@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from typing import TYPE_CHECKING
@@ -52,6 +53,7 @@ def pytest_unconfigure() -> None:
     forkserver.disable()
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keep tests that share something dear in one of the processes that tests are spread over.
 
@@ -67,6 +69,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         shared = {"spark", "zookeeper", "zookeeper_ensemble"} & set(getattr(item, "fixturenames", ()))
         if shared:
             item.add_marker(pytest.mark.xdist_group("spark" if "spark" in shared else "zookeeper"))
+
+
+def pytest_collection_finish() -> None:
+    """Keep the collector of garbage off what collecting has made, in all children too: they copy what it touches."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
