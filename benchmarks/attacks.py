@@ -37,7 +37,9 @@ from typing import TYPE_CHECKING, Any
 
 import client_aio
 from benchmarks.running import Workplace, run
+from bookie_aio.wire.blocks import LacStatement
 from bookie_aio.wire.frames import encode_frame
+from bookie_aio.wire.many import encode_adds, encode_write_lacs
 from bookie_aio.wire.messages import (
     Add,
     AddFlag,
@@ -48,6 +50,7 @@ from bookie_aio.wire.messages import (
     ListLedgers,
     Ping,
     ReadLac,
+    WriteLac,
     encode_request,
 )
 from metadata.access.bookies import split_address
@@ -115,6 +118,21 @@ def junk_repairs(connection: int) -> Iterator[bytes]:
             yield framed(Add(ledger_id, 0, int(AddFlag.REPAIR)), ledger_id, body)
 
 
+def crowds_of_adds(connection: int) -> Iterator[bytes]:
+    """ADDS and WRITE_LACS of 256 each, to ids of nobody and of others, with made-up tokens."""
+    draw = random.Random(connection)
+    statement = LacStatement(0, 1, -1, 0, b"")
+    while True:
+        ids = [draw.choice((draw.randrange(64), FUTURE + draw.randrange(10**6))) for _ in range(256)]
+        adds = [
+            (Add(one, 0, 0), draw.choice((None, draw.randbytes(32))), block(one, 10**6, [b"junk"]))
+            for one in ids
+        ]
+        yield b"".join(encode_adds(draw.randrange(2**31), adds))
+        lacs = [(WriteLac(one, 0, statement), draw.choice((None, draw.randbytes(32)))) for one in ids]
+        yield encode_write_lacs(draw.randrange(2**31), lacs)
+
+
 def hostile_mix(connection: int) -> Iterator[bytes]:
     """All of the others, drawn at random, ending with a part of a frame now and then."""
     draw = random.Random(connection)
@@ -143,6 +161,7 @@ ATTACKS: dict[str, tuple[Callable[[int], Iterator[bytes]], int]] = {
     "deletes-of-future-ids": (deletes_of_future_ids, 12),
     "made-up-tokens": (made_up_tokens, 50),
     "junk-repairs": (junk_repairs, 50),
+    "crowds-of-adds": (crowds_of_adds, 50),
     "hostile-mix": (hostile_mix, 200),
     "bursts-of-connections": (bursts_of_connections, 500),
 }

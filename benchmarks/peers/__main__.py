@@ -2,6 +2,7 @@
 
     python -m benchmarks.peers --json peers.json [--workloads 1k-1000,1k-1,…] [--systems product,bookkeeper,…]
                                [--rounds 3] [--warm-up 15] [--seconds 20] [--settle 15] [--dir DIR]
+                               [--compiled PYTHON]
 
 Round after round, workload after workload, all systems in turn. Each run is added to the JSON file as it
 ends. A second start with the same file and settings skips the runs in the file. Workloads, systems and rounds
@@ -34,36 +35,51 @@ from benchmarks.running import run
 if TYPE_CHECKING:
     from benchmarks.peers.systems import System
 
-SYSTEMS: tuple[System, ...] = (
-    Product(is_steady=True),
-    Product(is_steady=False),
-    Ceiling("recycled"),
-    Ceiling("fresh"),
-    BookKeeper(is_tuned=False),
-    BookKeeper(is_tuned=True),
-    Kafka(is_durable=True),
-    Kafka(is_durable=False),
-    Nats(is_durable=True),
-    Nats(is_durable=False),
-)
 DISK = "disk"
 
 
+def systems_of(compiled: str | None) -> tuple[System, ...]:
+    """Return all systems.
+
+    Args:
+        compiled: the interpreter of an environment with the compiled wheel.
+    """
+    return (
+        Product(is_steady=True),
+        Product(is_steady=True, is_compiled=True, python=compiled),
+        Product(is_steady=False),
+        Ceiling("recycled"),
+        Ceiling("fresh"),
+        BookKeeper(is_tuned=False),
+        BookKeeper(is_tuned=True),
+        Kafka(is_durable=True),
+        Kafka(is_durable=False),
+        Nats(is_durable=True),
+        Nats(is_durable=False),
+    )
+
+
+SYSTEMS = systems_of(None)
+
+
 async def matrix(
-    results: Results, workloads: list[str], systems: list[str], rounds: int, times: Times, directory: Path
+    results: Results,
+    workloads: list[str],
+    systems: list[System],
+    rounds: int,
+    times: Times,
+    directory: Path,
+    *,
+    has_disk: bool,
 ) -> None:
     """Make the runs that are not there yet."""
     for round_ in range(rounds):
-        if DISK in systems and not results.has(DISK, DISK, round_):
+        if has_disk and not results.has(DISK, DISK, round_):
             figures = await asyncio.to_thread(rawdisk.measure, directory, min(2.0, times.measured_s))
             results.add({"workload": DISK, "system": DISK, "round": round_, **figures})
         for workload in (WORKLOADS[name] for name in workloads):
-            for system in SYSTEMS:
-                if (
-                    system.name not in systems
-                    or not system.can_run(workload)
-                    or results.has(workload.name, system.name, round_)
-                ):
+            for system in systems:
+                if not system.can_run(workload) or results.has(workload.name, system.name, round_):
                     continue
                 print(
                     f"round {round_ + 1} of {rounds}, {workload.title}: {system.title}",
@@ -108,6 +124,11 @@ def main() -> int:
     parser.add_argument("--json", type=Path, default=Path("peers.json"), help="the file with all runs")
     parser.add_argument("--workloads", help=f"of {','.join(WORKLOADS)}")
     parser.add_argument("--systems", help=f"of {','.join([DISK, *(s.name for s in SYSTEMS)])}")
+    parser.add_argument(
+        "--compiled",
+        metavar="PYTHON",
+        help="for product-compiled: the interpreter of an environment with the wheel (docs/WHEELS.md)",
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--warm-up", type=float, default=15.0, help="seconds")
     parser.add_argument("--seconds", type=float, default=20.0, help="of the measured part")
@@ -116,7 +137,10 @@ def main() -> int:
     parser.add_argument("--report", action="store_true", help="print the tables of the file, measure nothing")
     arguments = parser.parse_args()
     workloads = chosen(arguments.workloads, list(WORKLOADS))
-    systems = chosen(arguments.systems, [DISK, *(system.name for system in SYSTEMS)])
+    names = chosen(arguments.systems, [DISK, *(system.name for system in SYSTEMS)])
+    if arguments.systems and "product-compiled" in names and not arguments.compiled:
+        raise SystemExit("product-compiled needs --compiled PYTHON: an environment with the compiled wheel")
+    systems = [system for system in systems_of(arguments.compiled) if system.name in names]
     times = Times(arguments.warm_up, arguments.seconds, arguments.settle)
     settings = {"warm_up_s": times.warm_up_s, "measured_s": times.measured_s, "settle_s": times.settle_s}
     if arguments.report:
@@ -125,7 +149,8 @@ def main() -> int:
         results = taken_up(arguments.json, settings)
         arguments.dir.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=arguments.dir, prefix="bench.") as directory:
-            run(matrix(results, workloads, systems, arguments.rounds, times, Path(directory).resolve()))
+            where = Path(directory).resolve()
+            run(matrix(results, workloads, systems, arguments.rounds, times, where, has_disk=DISK in names))
     print(tables(results.document, SYSTEMS))
     return 0
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.peers.systems import SERVERS, Servers
 from benchmarks.peers.workloads import LOGS, WRITE
-from benchmarks.processes import Child, start_module
+from benchmarks.processes import ROOT, Child, start_module
 
 if TYPE_CHECKING:
     from contextlib import AsyncExitStack
@@ -18,35 +18,54 @@ if TYPE_CHECKING:
     from benchmarks.peers.workloads import Workload
 
 
+_FROM_WHEEL = (
+    "import sys; import bookie_aio, client_aio, metadata; sys.path.insert(0, sys.argv[1]); del sys.argv[1]; "
+    "import runpy; runpy.run_module('benchmarks.product_client', run_name='__main__', alter_sys=True)"
+)
+"""The product's packages come from the installed wheel, the driver from the sources."""
+
+
 class Product:
     """Three bookies as `bookie-aio cluster up` starts them, and the client.
 
     In the *steady* state the writer rolls to a new ledger now and then and deletes the ledger before. Deletes
     therefore keep pace with writes. In the *growing* state nothing is ever deleted.
+
+    Args:
+        is_compiled: measure the compiled wheel, not the sources.
+        python: the interpreter of an environment with that wheel; without it nothing can run.
     """
 
     is_durable = True
 
-    def __init__(self, *, is_steady: bool) -> None:
+    def __init__(self, *, is_steady: bool, is_compiled: bool = False, python: str | None = None) -> None:
         self._is_steady = is_steady
+        self._is_compiled = is_compiled
+        self._python = python or ("" if is_compiled else sys.executable)
         self.name = "product" if is_steady else "product-growing"
         self.title = "bookie-aio" if is_steady else "bookie-aio, only growing"
+        if is_compiled:
+            self.name, self.title = f"{self.name}-compiled", f"{self.title}, compiled"
 
     def can_run(self, workload: Workload) -> bool:
-        return self._is_steady or workload.kind in (WRITE, LOGS)
+        return bool(self._python) and (self._is_steady or workload.kind in (WRITE, LOGS))
 
     async def start(self, directory: Path, workload: Workload, stack: AsyncExitStack) -> Servers:
         cluster = await Child.start(
-            sys.executable, "-m", "client_aio.cli", "cluster", "up", "-n", str(SERVERS),
+            self._python, "-m", "client_aio.cli", "cluster", "up", "-n", str(SERVERS),
             "--dir", str(directory / "cluster"), "-o", "jsonl",
             log=directory / "cluster.log",
+            # Python would import the sources in this directory first.
+            environment={"PYTHONSAFEPATH": "1"} if self._is_compiled else None,
         )  # fmt: skip
         await stack.enter_async_context(cluster)
         document = json.loads(await cluster.line())
         mode = "steady" if self._is_steady else "growing"
+        driver = [self._python, "-m", "benchmarks.product_client"]
+        if self._is_compiled:
+            driver = [self._python, "-P", "-c", _FROM_WHEEL, str(ROOT)]
         return Servers(
-            [bookie["pid"] for bookie in document["bookies"]],
-            [sys.executable, "-m", "benchmarks.product_client", f"{mode}+{document['metadata']}"],
+            [bookie["pid"] for bookie in document["bookies"]], [*driver, f"{mode}+{document['metadata']}"]
         )
 
 

@@ -49,6 +49,7 @@ from metadata.access.bookies import AgeRecord, BookieRecord, SetBacks
 from metadata.access.ledgers import LEDGER_SEQUENCE
 from metadata.errors import (
     CookieMismatchError,
+    DiskFailedError,
     DiskFullError,
     KeyExistsError,
     MetadataError,
@@ -498,15 +499,23 @@ class BookieAge:
             raise VersionConflictError(f"{key} was changed by another client") from error
 
     async def _write(self, file: AgeFile) -> None:
-        """Replace the file in each directory; durable on return."""
+        """Replace the file in each directory; durable on return.
+
+        Rule 2: a disk that fails under an open storage ends that, like a failed write of the storage's own.
+        """
         if file != self._file or not self._is_written:
             disk = self._disk
             if self._engine is not None:
                 disk = self._engine.disk
                 file = replace(file, durable=self._engine.held())
             self._is_written = False
-            for path in self._config.directories:
-                await write_file(disk, path, AGE, [file.to_bytes()])
+            try:
+                for path in self._config.directories:
+                    await write_file(disk, path, AGE, [file.to_bytes()])
+            except DiskFailedError as error:
+                if self._engine is not None:
+                    self._engine.fail(error)
+                raise
             self._file, self._is_written = file, True
 
     async def _write_or_keep(self, file: AgeFile) -> None:

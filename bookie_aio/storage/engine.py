@@ -336,6 +336,10 @@ class Engine:
 
     # --- health ---
 
+    def fail(self, error: DiskFailedError) -> None:
+        """Stop for good (rule 2): another file in the directories could not be written."""
+        self._health.fail(error, "a write")
+
     def storage_failed(self, error: StorageError) -> None:
         """Tell the server, and drop the accepted records (rule 2). See `HealthListener`."""
         records = self._journal.stop()

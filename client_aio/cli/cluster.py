@@ -30,7 +30,7 @@ from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, Annotated, Any
+from typing import Annotated, Any
 from urllib.parse import quote
 
 import typer
@@ -149,7 +149,7 @@ class LocalCluster:
         self._arguments = arguments
         self._has_page = has_page
         self._report = report
-        self._locks: list[IO[bytes]] = []
+        self._locks: list[int] = []  # descriptors
         self._running: dict[str, asyncio.subprocess.Process] = {}
         self._watchers: set[asyncio.Task[None]] = set()
         self._stopping = False
@@ -301,7 +301,10 @@ class LocalCluster:
         writer.close()
 
     async def stop(self) -> None:
-        """Stop all cleanly; a bookie that does not stop in time is killed, and that is reported."""
+        """Stop all cleanly; a bookie that does not stop in time is killed, and that is reported.
+
+        The locks stay until the process ends: `cluster down` waits for that.
+        """
         self._stopping = True
         if self.page is not None:
             with contextlib.suppress(ProcessLookupError):
@@ -319,9 +322,6 @@ class LocalCluster:
             bookie.pid = None
         if self.bookies:
             self._record()
-        for lock in self._locks:
-            lock.close()
-        self._locks.clear()
 
     async def _stop(self, processes: list[tuple[str, asyncio.subprocess.Process]]) -> None:
         for _, process in processes:
@@ -351,7 +351,7 @@ class LocalCluster:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
-                pass_fds=[lock.fileno() for lock in self._locks[1:]],
+                pass_fds=self._locks[1:],
                 start_new_session=True,  # Ctrl-C reaches the starter only, which stops the bookies
                 env=_environment_of_bookies(),
             )
@@ -438,15 +438,15 @@ class LocalCluster:
             self._record()
 
     def _lock(self, name: str) -> bool:
-        file = (self._directory / name).open("ab")
+        """Lock a file until the process ends: a descriptor of its own is closed by no destructor."""
+        file = os.open(self._directory / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            file.close()
+            os.close(file)
             return False
-        file.truncate(0)
-        file.write(b"%d\n" % os.getpid())
-        file.flush()
+        os.ftruncate(file, 0)
+        os.write(file, b"%d\n" % os.getpid())
         self._locks.append(file)
         return True
 

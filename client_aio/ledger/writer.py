@@ -628,17 +628,19 @@ class LedgerWriter(ClosesOnExit):
     ) -> tuple[int, int]:
         first = self._intake.last_taken + 1
         taken = 0
-        if isinstance(entries, AsyncIterable):
-            async for data in entries:
-                taken = await self._take(data, taken, losses)
-                self._replicator.schedule_flush()  # The next entry may come much later.
-        else:
-            for item in entries:
-                taken = await self._take(item, taken, losses)
+        try:
+            if isinstance(entries, AsyncIterable):
+                async for data in entries:
+                    taken = await self._take(data, taken, losses)
+                    self._replicator.schedule_flush()  # The next entry may come much later.
+            else:
+                for item in entries:
+                    taken = await self._take(item, taken, losses)
+        finally:
+            self._replicator.schedule_flush()  # Also where the iterable raised: nothing may follow.
         if self._failure is not None:
             raise self._failure.with_traceback(None)
         self._intake.check(losses)
-        self._replicator.schedule_flush()
         return first, self._intake.last_taken
 
     async def _take(self, data: bytes | bytearray | memoryview, taken: int, losses: int) -> int:

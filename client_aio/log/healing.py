@@ -376,9 +376,9 @@ class Healer:
             try:
                 await ledger.drain()
             except BookKeeperError:
-                if ledger.failure is None:
+                if ledger.failure is None and ledger is self._log.current and not self.is_holding:
                     raise
-                # The ledger has failed: the writer heals, or has ended.
+                # The ledger has failed: the writer heals, or has ended. Or the log rolls to one with room.
         self.check()
 
     def hold(self) -> None:

@@ -15,7 +15,7 @@ from tests.support.cluster import Cluster
 from tests.support.links import Frame, Links
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
 WAIT_S = 30
@@ -54,6 +54,24 @@ async def test_an_add_behind_a_bulk_is_in_the_closed_ledger_or_fails(tmp_path: P
         end, bulk_result, behind_result = await until_done(closing, bulk, behind)
         assert (bulk_result, behind_result) == ((0, 1), 2)
         assert end.last_entry == 2
+
+
+async def test_entries_before_the_one_that_an_iterable_could_not_give_are_sent(tmp_path: Path) -> None:
+    class OwnError(Exception):
+        pass
+
+    def entries() -> Iterator[bytes]:
+        yield b"first"
+        yield b"second"
+        raise OwnError
+
+    async with Cluster(tmp_path) as cluster, client_aio.connect(cluster.uri) as client:
+        ledger = await client.create_ledger()
+        for added in range(2, 7, 2):
+            with pytest.raises(OwnError):
+                await ledger.add_entries(entries())
+            assert await until_done(asyncio.ensure_future(ledger.flush())) == [None]
+            assert ledger.last_add_confirmed == added - 1
 
 
 async def test_a_bulk_makes_room_for_itself_alone(tmp_path: Path) -> None:

@@ -72,6 +72,18 @@ def test_many_ledgers_may_take_long_to_repair(profile: str, seed: int) -> None:
     replay(profile, seed, pace=None)
 
 
+@pytest.mark.parametrize(("profile", "seed"), [("calm-after-storm", 79)])
+def test_entries_of_a_bulk_that_broke_are_sent(profile: str, seed: int) -> None:
+    """They waited for the next add, which never came, until their time was over and the writer failed."""
+    replay(profile, seed, pace=None)
+
+
+@pytest.mark.parametrize(("profile", "seed"), [("calm-after-storm", 800554)])
+def test_a_bookie_whose_age_meets_a_failing_disk_ends_at_once(profile: str, seed: int) -> None:
+    """It served on, and ended at the next change of a name: a reader then missed it in the calm."""
+    replay(profile, seed, pace=None)
+
+
 @pytest.mark.parametrize(("profile", "seed"), [("racing-closers", 58)])
 def test_a_writer_that_has_closed_its_ledger_does_not_fail(profile: str, seed: int) -> None:
     """A late refusal of an add that had its ack quorum failed it, and it could not be closed again."""

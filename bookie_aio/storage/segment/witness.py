@@ -11,7 +11,7 @@ conclusions: `crash_recovery` compares the claims with the other files.
 A claim is written after the fact is durable, so it never claims too much. It is written without a sync, so
 that it costs a group nothing. After `kill -9` the page cache has it, and the claim is exact. After a power
 cut it may be any older one, which claims less. It is synced at each checkpoint, behind the first group of a
-segment, once when the bookie idles, and at a clean stop.
+segment, once when the bookie idles, at a clean stop, and at a start.
 
 All directories have the same claims. So one that was set back contradicts the others.
 
@@ -121,6 +121,7 @@ class WitnessFiles:
         self._groups_at_timer = 0
         self._task: asyncio.Task[None] | None = None
         self._is_closed = False
+        self._oldest = 1 << 64  # of the claims about checkpoints, in files that are intact
         self.owner = owner
         self.checkpoint = 0  # the number of the newest durable checkpoint
         self.claims: list[Claim] = []  # of all pages that were intact when they were opened
@@ -177,6 +178,7 @@ class WitnessFiles:
             raise
         if is_whole:
             self._files[directory] = file
+            self._oldest = min(self._oldest, self.claims[-1].checkpoint)
         else:
             file.close()
 
@@ -211,16 +213,22 @@ class WitnessFiles:
             raise full
 
     async def catch_up(self) -> None:
-        """Claim the newest checkpoint, before another is written, if a crash came between it and its claim.
+        """Make the claim of the newest checkpoint durable in all files, before another checkpoint is written.
 
-        So an intact witness is one checkpoint behind at most, and one that is further behind was set back.
+        A crash may have come between the checkpoint and its claim, or between the claim and its sync: then
+        it was read from the page cache only. So an intact witness is one checkpoint behind at most, and one
+        that is further behind was set back.
 
         Raises:
             DiskFailedError: a write or a sync failed.
         """
         claimed = max((claim.checkpoint for claim in self.claims), default=0)
-        if self._files and claimed + 1 == self.checkpoint:
+        if not self._files or claimed + 1 < self.checkpoint:
+            return
+        if self._oldest < self.checkpoint:
             await self.note_checkpoint(self.checkpoint)
+        else:
+            await self.sync()
 
     # --- claims ---
 

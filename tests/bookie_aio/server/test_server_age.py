@@ -34,6 +34,7 @@ from metadata.access.ledgers import LEDGER_SEQUENCE, LedgerStore
 from metadata.backends.memory import MemoryMetadataStore, MemoryTree
 from metadata.errors import (
     CookieMismatchError,
+    DiskFailedError,
     KeyExistsError,
     MetadataSetBackError,
     MetadataUnavailableError,
@@ -255,6 +256,27 @@ async def test_an_age_that_an_earlier_start_intended_is_not_forgotten_on_a_full_
     bookie = await bookies.start()
     assert not bookie.age.has_lost
     assert not bookie.age.in_doubt_below
+
+
+@pytest.mark.parametrize("what", ["create", "write", "sync", "rename"])
+async def test_a_disk_that_fails_under_the_age_ends_the_bookie(bookies: Bookies, what: str) -> None:
+    """It went on without a word, until a segment was to be made, on a disk that changes no name any more."""
+    disk = FaultyDisk()
+    config = replace(bookies.config(), age_interval_s=0.01)
+    bookie = await Bookie.start(config, bookies.store(), disk, rng=bookies.rng, now_ms=lambda: 0)
+    assert not bookie.stopped.done()
+
+    def fail(step: str, path: str) -> None:
+        if step == what and AGE in os.path.basename(path):
+            raise DiskFailedError("the test makes this step fail")
+
+    disk.on_step = fail
+    disk.fail_sync_of = f"{AGE}.new" if what == "sync" else ""
+    client = await bookies.connect(bookie)
+    assert (await client.add(1, 0, [b"0"])).status is Status.OK
+    async with asyncio.timeout(WAIT_S):
+        assert isinstance(await bookie.stopped, DiskFailedError)
+    await bookie.close()
 
 
 async def test_a_new_bookie_under_an_id_that_was_removed_has_no_older_age(

@@ -102,8 +102,8 @@ class SimFile:
         if self._hardware.next_write_fails():
             self.inode.write([content[: len(content) // 2]], offset)
             raise DiskFailedError(f"writing {self._path} at {offset}: {_EIO}")
-        self._disk.note("write", self._path, offset, content)
         self.inode.write([content], offset)
+        self._disk.note("write", self._path, offset, content)
 
     def read_nowait(self, offset: int, size: int) -> bytes | None:
         """See `File`."""
@@ -142,16 +142,16 @@ class SimFile:
             self._hardware.stats["enospc"] += 1
             raise DiskFullError(f"reserving {size} bytes for {self._path}: no space left on device")
         self._disk.may_fail_to_change(f"reserving {size} bytes for {self._path}")
-        self._disk.note("preallocate", self._path, size)
         if size > len(self.inode.data):
             self.inode.resize(size)
+        self._disk.note("preallocate", self._path, size)
 
     async def truncate(self, size: int) -> None:
         """See `File`."""
         await self._disk.work()
         self._disk.may_fail_to_change(f"cutting {self._path}")
-        self._disk.note("truncate", self._path, size)
         self.inode.resize(size)
+        self._disk.note("truncate", self._path, size)
 
     async def sync(self) -> None:
         """See `File`."""
@@ -160,8 +160,8 @@ class SimFile:
         if self._hardware.next_sync_fails():
             self.inode.forget_dirty()
             raise DiskFailedError(f"syncing {self._path}: {_EIO}")
-        self._disk.note("sync", self._path)
         self.inode.make_durable(snapshot)
+        self._disk.note("sync", self._path)
 
     def size(self) -> int:
         """See `File`."""
@@ -205,7 +205,7 @@ class SimDisk:
         self.loop = hardware.loop
 
     def note(self, *call: Any) -> None:
-        """Tell whoever records the sequence of calls."""
+        """Tell whoever records the sequence of calls, just after one took effect: nothing has followed it."""
         if self.hardware.record is not None:
             self.hardware.record(*call)
 
@@ -243,9 +243,9 @@ class SimDisk:
         await self.work()
         directory, name = self._find(path)
         self.may_fail_to_change(f"opening {path}")
-        self.note("create", path)
         inode = self.hardware.new_inode()
         directory.change((name, inode))
+        self.note("create", path)
         return SimFile(self, inode, path)
 
     async def open(self, path: str) -> SimFile:
@@ -269,8 +269,8 @@ class SimDisk:
         await self.work()
         path = posixpath.normpath(path)
         if path not in self.hardware.directories:
-            self.note("make_directory", path)
             self.hardware.directories[path] = Directory()
+            self.note("make_directory", path)
 
     async def rename(self, old: str, new: str) -> None:
         """See `Disk`."""
@@ -281,8 +281,8 @@ class SimDisk:
         if old_name not in directory.entries:
             raise FileNotFoundError(errno.ENOENT, "No such file", old)
         self.may_fail_to_change(f"renaming {old}")
-        self.note("rename", old, new)
         directory.change((old_name, None), (new_name, directory.entries[old_name]))
+        self.note("rename", old, new)
 
     async def unlink(self, path: str) -> None:
         """See `Disk`."""
@@ -290,8 +290,8 @@ class SimDisk:
         directory, name = self._find(path)
         if name in directory.entries:
             self.may_fail_to_change(f"removing {path}")
-            self.note("unlink", path)
             directory.change((name, None))
+            self.note("unlink", path)
 
     async def sync_directory(self, path: str) -> None:
         """See `Disk`."""
@@ -306,9 +306,9 @@ class SimDisk:
             found.end_sync(covered, has_failed=has_failed)
         if has_failed:
             raise DiskFailedError(f"syncing {path}: {_EIO}")
-        self.note("sync_directory", path)
         for directory in inner:
             directory.is_durable = True
+        self.note("sync_directory", path)
 
     def lock_directory(self, path: str) -> SimLock:
         """See `Disk`."""

@@ -175,7 +175,7 @@ def _record(
     steps: list[Step] = []
 
     def note(*call: Any) -> None:
-        loop.post(loop.kernel, 0.0, lambda: steps.append(Step(call, image_of(hardware), facts.copy())))
+        steps.append(Step(call, image_of(hardware), facts.copy()))
 
     async def run() -> None:
         if from_start:

@@ -69,4 +69,10 @@ MUTANTS = [
               "self._passed.wait_for(self._queue.taken + 1)"),),
         _WRITERS,
     ),
+    Mutant(
+        360, "a bulk whose iterable raises leaves unsent what it took before",
+        (Edit("client_aio.ledger.writer:LedgerWriter._take_all",
+              "    finally:\n        self._replicator.schedule_flush()", "    finally:\n        pass"),),
+        tests=("tests/integration/test_writer_interleavings.py", "-k", "iterable_could"),
+    ),
 ]  # fmt: skip

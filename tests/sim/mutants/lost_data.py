@@ -48,12 +48,22 @@ MUTANTS = [
     Mutant(
         107, "a start does not claim the checkpoint that it found",
         (Edit("bookie_aio.storage.segment.witness:WitnessFiles.catch_up",
-              "if self._files and", "if False and"),),
+              "if self._oldest < self.checkpoint:", "if False:"),),
         tests=("tests/sim/test_sim_crashstates.py", "-k", "two_crashes"),
     ),
     Mutant(
         108, "what the age file says of the storage is not heard",
         (Edit(f"{_RECOVERY}.__init__", "for held in earlier)", "for held in ())"),),
         ("partial-restores",),
+    ),
+    Mutant(
+        109, "a claim that a start has read counts as durable",
+        (Edit("bookie_aio.storage.segment.witness:WitnessFiles.catch_up", "await self.sync()", "pass"),),
+        tests=("tests/sim/test_sim_crashstates.py", "-k", "page_cache_is_made_durable"),
+    ),
+    Mutant(
+        110, "a bookie goes on when its age cannot be written for a disk that fails",
+        (Edit("bookie_aio.server.age:BookieAge._write", "self._engine.fail(error)", "pass"),),
+        tests=("tests/bookie_aio/server/test_server_age.py", "-k", "fails_under_the_age"),
     ),
 ]  # fmt: skip
