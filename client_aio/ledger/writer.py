@@ -666,7 +666,8 @@ class LedgerWriter(ClosesOnExit):
         """Do as `drain` for a bulk, without waiting for adds that are queued behind the bulk."""
         while self._failure is None and self._intake.bytes_held > self._config.max_in_flight_bytes:
             if self._options.deferred_sync:
-                last = self._window.last_entry_sent
+                # Entries that are not sent yet count: a wait for the others may be over at once, for ever.
+                last = self._window.last_add_pushed
                 await self._wait_for(last)
                 await self._forces.up_to(last)
             else:

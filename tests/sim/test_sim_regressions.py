@@ -84,6 +84,14 @@ def test_a_bookie_whose_age_meets_a_failing_disk_ends_at_once(profile: str, seed
     replay(profile, seed, pace=None)
 
 
+@pytest.mark.parametrize(("profile", "seed"), [("forced-entries", 811148)])
+def test_a_batch_that_waits_for_room_behind_unsent_entries_does_not_stop_the_loop(
+    profile: str, seed: int
+) -> None:
+    """It waited for the sent entries only, which were forced already: again and again, without a rest."""
+    replay(profile, seed, pace=None)
+
+
 @pytest.mark.parametrize(("profile", "seed"), [("racing-closers", 58)])
 def test_a_writer_that_has_closed_its_ledger_does_not_fail(profile: str, seed: int) -> None:
     """A late refusal of an add that had its ack quorum failed it, and it could not be closed again."""
