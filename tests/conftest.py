@@ -102,17 +102,11 @@ def _group_of(item: pytest.Item) -> str | None:
     return item.path.name if is_together else None
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
+def pytest_collection_finish() -> None:
     """Have the garbage collector pass over what was imported and collected.
 
     It would look through these objects again and again. In a forked child each look copies their pages.
-
-    Raises:
-        pytest.UsageError: pytest-xdist does not see the groups, as under pytest 9.2. Nothing else would tell.
     """
-    grouped = [item for item in session.items if item.get_closest_marker("xdist_group") is not None]
-    if getattr(session.config.option, "loadgroup", False) and not all("@" in item.nodeid for item in grouped):
-        raise pytest.UsageError("pytest-xdist ignores the groups of tests: install the pytest of [dev]")
     gc.collect()
     gc.freeze()
 
