@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -29,6 +31,16 @@ JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 job on a Spark cluster of its own takes half the processor time with them."""
 
 
+_TESTS = Path(__file__).parent
+OF_SHORT_TESTS = (
+    _TESTS,
+    _TESTS / "bookie_aio" / "core",
+    _TESTS / "bookie_aio" / "wire",
+    _TESTS / "client_aio" / "core",
+)
+"""Folders whose files are each handed out as a whole."""
+
+
 # The machine may be busy with something else at any moment: how long an example takes says nothing.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
@@ -52,8 +64,9 @@ def pytest_unconfigure() -> None:
     forkserver.disable()
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep tests that share something dear in one of the processes that tests are spread over.
+    """Group the tests for the processes that they are spread over, and begin with those that take longest.
 
     On the compiled form, those marked `pure` are skipped (docs/WHEELS.md).
     """
@@ -64,9 +77,38 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not config.pluginmanager.hasplugin("xdist"):
         return
     for item in items:
-        shared = {"spark", "zookeeper", "zookeeper_ensemble"} & set(getattr(item, "fixturenames", ()))
-        if shared:
-            item.add_marker(pytest.mark.xdist_group("spark" if "spark" in shared else "zookeeper"))
+        group = _group_of(item)
+        if group is not None:
+            item.add_marker(pytest.mark.xdist_group(group))
+    # A long test that begins last keeps one process at work while the others have nothing left.
+    items.sort(key=lambda item: -sum(mark.args[0] for mark in item.iter_markers("long")))
+
+
+def _group_of(item: pytest.Item) -> str | None:
+    """Return the name of a group that runs in one process, or None for a test that may run anywhere.
+
+    A Spark session, ZooKeeper servers and what a module shares are started by each process that needs them.
+    Many short tests in one file take longer to hand out one by one than to run.
+    """
+    callspec = getattr(item, "callspec", None)
+    wanted = {*getattr(item, "fixturenames", ()), *map(str, callspec.params.values() if callspec else ())}
+    found = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {})
+    scopes = {name: definitions[-1].scope for name, definitions in found.items()}
+    if "spark" in wanted or scopes.get("bookies") == "session":
+        return "spark"
+    if wanted & {"zookeeper", "zookeeper_ensemble"}:
+        return "zookeeper"
+    is_together = "module" in scopes.values() or item.path.parent in OF_SHORT_TESTS
+    return item.path.name if is_together else None
+
+
+def pytest_collection_finish() -> None:
+    """Have the garbage collector pass over what was imported and collected.
+
+    It would look through these objects again and again. In a forked child each look copies their pages.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

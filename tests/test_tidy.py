@@ -211,3 +211,9 @@ def test_the_check_for_ambient_time_sees_it() -> None:
     assert _ambient_uses("import time\nx = time.time()\n") == ["2: time.time"]
     assert _ambient_uses("from random import choice\n") == ["1: from random import choice"]
     assert not _ambient_uses("import random\nx = random.Random(1)\n")
+
+
+def test_groups_of_tests_have_effect(request: pytest.FixtureRequest) -> None:
+    """pytest-xdist 3.8 ignores them under pytest 9.2 without a word: each process then starts all servers."""
+    if getattr(request.config.option, "loadgroup", False):
+        assert request.node.nodeid.endswith("@test_tidy.py")

@@ -10,10 +10,13 @@ import shutil
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import pytest
+
 import client_aio
 from bookie_aio.wire.messages import NO_TERM, Read, ReadAnswer, Status, Stop
 from tests.support.cluster import Cluster
 from tests.support.rawclient import RawClient
+from tests.support.smallstorage import variables
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,6 +24,8 @@ if TYPE_CHECKING:
 
     from tests.support.cluster import BookieProcess
 
+SEGMENT_BYTES = 8 * 1024 * 1024
+"""Of every bookie here: a life fills a part of one segment, and each state is copied and looked through."""
 ONE = {"ensemble_size": 1, "write_quorum": 1, "ack_quorum": 1}
 
 
@@ -147,6 +152,12 @@ def bring_back(bookie: BookieProcess, state: Path) -> None:
     for file in (bookie.directory / "store").iterdir():
         shutil.copy(file, bookie.directory.parent)
     shutil.rmtree(bookie.directory / "store")
+
+
+@pytest.fixture(autouse=True)
+def _small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in variables({"segment_bytes": SEGMENT_BYTES}).items():
+        monkeypatch.setenv(name, value)
 
 
 async def lives(tmp_path: Path) -> tuple[Cluster, Gold]:

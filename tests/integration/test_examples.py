@@ -50,12 +50,14 @@ async def append(cluster: Cluster, log_name: str) -> None:
         await log.append(b"some words, and some more")
 
 
+@pytest.mark.long(25)
 async def test_spark_partitions_write_ledgers_that_read_back_equal(cluster: Cluster, tmp_path: Path) -> None:
     printed = await run_spark_example(tmp_path, "spark_foreach_partition", cluster.uri, "--rows", "20000")
     assert "EQUAL: 20,000 of 20,000 rows read back" in printed
     assert printed.count("ledger ") == 4
 
 
+@pytest.mark.long(25)
 async def test_a_spark_batch_replaces_what_the_log_had_and_reads_it_back(
     cluster: Cluster, tmp_path: Path
 ) -> None:
@@ -64,6 +66,7 @@ async def test_a_spark_batch_replaces_what_the_log_had_and_reads_it_back(
     assert printed.splitlines()[-1] == "EQUAL"
 
 
+@pytest.mark.long(25)
 async def test_a_spark_stream_counts_the_words_of_a_log_that_has_some_already(
     cluster: Cluster, tmp_path: Path
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import secrets
 from typing import TYPE_CHECKING, Any
 
 import pyarrow
@@ -20,7 +21,6 @@ from tests.support.sparksession import Bookies
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 
 @pytest.fixture(scope="module")
@@ -31,9 +31,9 @@ def bookies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bookies]:
 
 
 @pytest.fixture
-def given(bookies: Bookies, tmp_path: Path) -> dict[str, str]:
-    """Options that name a log of the test's own."""
-    return {"metadata": bookies.uri, "log": tmp_path.name}
+def given(bookies: Bookies) -> dict[str, str]:
+    """Options that name a log of the test's own. The name of a passed test's folder is given again."""
+    return {"metadata": bookies.uri, "log": f"columns-{secrets.token_hex(8)}"}
 
 
 def struct(**columns: str) -> StructType:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from typing import TYPE_CHECKING, Any
 
 import pyarrow
@@ -19,7 +20,6 @@ from tests.support.sparksession import Bookies
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 SCHEMA = StructType([StructField("value", BinaryType())])
 OLD, NEW = [b"old %d" % number for number in range(8)], [b"new %d" % number for number in range(5)]
@@ -34,9 +34,9 @@ def bookies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bookies]:
 
 
 @pytest.fixture
-def log(tmp_path: Path) -> str:
-    """Name a log of the test's own."""
-    return tmp_path.name
+def log() -> str:
+    """Name a log of the test's own. The name of a passed test's folder is given again."""
+    return f"remade-{secrets.token_hex(8)}"
 
 
 @pytest.fixture

@@ -31,6 +31,7 @@ def run(*arguments: str) -> tuple[int, str]:
     return process.returncode, output
 
 
+@pytest.mark.long(60)
 def test_rows_are_in_the_log_once_though_attempts_fail_or_are_doubled_and_a_bookie_dies() -> None:
     pytest.importorskip("pyspark", reason="the extra [spark] is not installed; `make test` installs it")
     code, output = run(

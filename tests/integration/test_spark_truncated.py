@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,7 +18,6 @@ from tests.support.sparksession import Bookies
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
-    from pathlib import Path
 
     from metadata.model.ledger import LedgerMetadata
 
@@ -35,9 +35,9 @@ def bookies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bookies]:
 
 
 @pytest.fixture
-def log(tmp_path: Path) -> str:
-    """Name a log of the test's own."""
-    return tmp_path.name
+def log() -> str:
+    """Name a log of the test's own. The name of a passed test's folder is given again."""
+    return f"truncated-{secrets.token_hex(8)}"
 
 
 @pytest.fixture

@@ -136,7 +136,7 @@ def test_a_claim_that_a_start_reads_from_the_page_cache_is_made_durable_by_it() 
 
 def _with_bug(number: int) -> Sweep:
     next(mutant for mutant in everything() if mutant.number == number).plant()
-    return sweep(1, part=0.01)
+    return sweep(1, part=0.01, until_failure=True)
 
 
 @pytest.mark.parametrize("number", [1, 26])

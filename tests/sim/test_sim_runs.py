@@ -10,6 +10,7 @@ from tests.sim.profiles import all_profiles, draw_plan
 SEEDS = 200
 
 
+@pytest.mark.long(80)
 def test_no_invariant_breaks_in_two_hundred_seeds() -> None:
     tally = runner.run(all_profiles(), range(SEEDS))
     print("\n".join(tally.lines()))

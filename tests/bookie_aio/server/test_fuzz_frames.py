@@ -6,6 +6,8 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+import pytest
+
 from benchmarks.processes import ROOT
 
 if TYPE_CHECKING:
@@ -15,6 +17,7 @@ FRAMES = 20_000
 WAIT_S = 120
 
 
+@pytest.mark.long(40)
 def test_mutated_frames_harm_neither_the_bookie_nor_a_good_client(tmp_path: Path) -> None:
     ended = subprocess.run(
         [

@@ -25,6 +25,7 @@ entry that was added and not acknowledged may be there or not.
 
 from __future__ import annotations
 
+import gc
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -498,11 +499,17 @@ class Sweep:
         self.damaged += other.damaged
 
 
-def sweep(seed: int, *, part: float = 1.0) -> Sweep:
-    """Try the crash states of one recording, or a part of them chosen by chance."""
+def sweep(seed: int, *, part: float = 1.0, until_failure: bool = False) -> Sweep:
+    """Try the crash states of one recording, or a part of them chosen by chance.
+
+    `until_failure` ends the sweep at the first state that is bad.
+    """
     rng, result = random.Random(f"sweep/{seed}"), Sweep()
     with quiet() as collect:
-        for number, step in enumerate(record(seed)):
+        steps = record(seed)
+        collect()
+        gc.freeze()  # a collection that looks through the recording takes longer than a check
+        for number, step in enumerate(steps):
             result.steps += 1
             for what, build in states(step, rng):
                 if rng.random() >= part:
@@ -510,5 +517,6 @@ def sweep(seed: int, *, part: float = 1.0) -> Sweep:
                 result.note(step, f"seed {seed} step {number}, {what}", check_state(step.facts, build()))
                 if result.states % 100 == 0:
                     collect()
-            collect()
+                if until_failure and result.failures:
+                    return result
     return result
