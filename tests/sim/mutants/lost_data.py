@@ -63,7 +63,8 @@ MUTANTS = [
     ),
     Mutant(
         110, "a bookie goes on when its age cannot be written for a disk that fails",
-        (Edit("bookie_aio.server.age:BookieAge._write", 'self._engine.health.fail(error, "writing the age")', "pass"),),
+        (Edit("bookie_aio.server.age:BookieAge._write",
+              'self._engine.health.fail(error, "writing the age")', "pass"),),
         tests=("tests/bookie_aio/server/test_server_age.py", "-k", "fails_under_the_age"),
     ),
 ]  # fmt: skip
