@@ -124,18 +124,25 @@ class FrameParser:
     """
 
     __slots__ = (
-        "_filled", "_former", "_largest_read", "_next_bytes", "_parsed", "_view", "buffer_bytes_max",
-        "frame_bytes_max", "reuses_buffer",
+        "_filled", "_former", "_is_lent", "_largest_read", "_next_bytes", "_parsed", "_view",
+        "buffer_bytes_max", "frame_bytes_max", "keeps_buffer", "reuses_buffer",
     )  # fmt: skip
 
-    def __init__(self, frame_bytes_max: int, *, reuses_buffer: bool = False) -> None:
+    def __init__(
+        self, frame_bytes_max: int, *, reuses_buffer: bool = False, keeps_buffer: bool = False
+    ) -> None:
         """With `reuses_buffer` the buffer before the present one is used again when no view of it is left.
 
         Otherwise the system fills each page of each new buffer with zeros, which costs more than all that is
         done with a large frame. `buffer_bytes` counts both buffers.
+
+        With `keeps_buffer` an idle connection keeps its buffer, where no body in it was returned: for one of
+        few connections. A short answer then costs no new buffer.
         """
         self.frame_bytes_max = frame_bytes_max
         self.reuses_buffer = reuses_buffer
+        self.keeps_buffer = keeps_buffer
+        self._is_lent = False  # a view of a body in the present buffer was returned
         self.buffer_bytes_max = _BUFFER_BYTES_MAX
         """A new buffer is no larger, unless a frame that has begun needs it."""
         self._next_bytes = _BUFFER_BYTES_MIN
@@ -194,6 +201,7 @@ class FrameParser:
         self._former = _NO_FORMER
         self._next_bytes = _BUFFER_BYTES_MIN
         self._parsed = self._filled = self._largest_read = 0
+        self._is_lent = False
 
     def feed(self, data: bytes) -> None:
         """Append bytes that were not read into the buffer of `get_buffer`."""
@@ -237,15 +245,21 @@ class FrameParser:
             # Advanced before the return: a caller that stops here must not get the frame twice.
             self._parsed = end
             body = view[body_start:end]
-            if body and len(body) * _KEPT_TIMES_MAX < len(view):
-                body = memoryview(bytes(body))
+            if body:
+                if len(body) * _KEPT_TIMES_MAX < len(view):
+                    body = memoryview(bytes(body))
+                else:
+                    self._is_lent = True
             return view[at + 8 : body_start], body
         if held >= 4:
             # Checked after four bytes: a peer of another protocol may send no more before it gets an answer.
             self._check_length(int.from_bytes(view[at : at + 4], "big"))
         elif not held and self._next_bytes == _BUFFER_BYTES_MIN:
-            # An idle connection keeps no buffer: ten thousand may be connected. A busy one has a larger one.
-            self.rest()
+            if self.keeps_buffer and not self._is_lent:
+                self._parsed = self._filled = 0
+            else:
+                # An idle connection keeps no buffer: ten thousand may be connected. A busy one has a larger.
+                self.rest()
         return None
 
     def take_short(self, form: ShortForm) -> list[int]:
@@ -278,6 +292,7 @@ class FrameParser:
         self._view = memoryview(self._new_buffer(max(usual, want + 2 * _ROOM_MIN)))
         self._view[: len(rest)] = rest
         self._parsed, self._filled, self._largest_read = 0, len(rest), 0
+        self._is_lent = False
 
     def _new_buffer(self, size: int) -> bytearray:
         """Return a buffer: the former one where nobody uses it. The present one is the next candidate."""

@@ -190,7 +190,7 @@ class BookieConnection(asyncio.BufferedProtocol):
         self.version = 0
         self.error: BookKeeperError | None = None
         self._on_lost = on_lost
-        self._parser = FrameParser(HANDSHAKE_FRAME_BYTES_MAX)
+        self._parser = FrameParser(HANDSHAKE_FRAME_BYTES_MAX, keeps_buffer=True)
         self._requests: dict[int, _Request] = {}
         self._overdue: set[int] = set()
         self._next_id = 0

@@ -59,10 +59,15 @@ def test_any_splitting_of_a_stream_gives_the_same_frames(frames: Frames, pieces:
     assert parse(encode(frames), pieces) == frames
 
 
-@given(frame_lists, st.lists(st.integers(1, 5000), min_size=1, max_size=10))
-def test_reading_into_the_offered_buffer_gives_the_same_frames(frames: Frames, pieces: list[int]) -> None:
-    frames = frames * 40  # crosses the end of several buffers
-    data, parser, found, at, turn = encode(frames), FrameParser(FRAME_BYTES_MAX), [], 0, 0
+@given(frame_lists, st.lists(st.integers(1, 5000), min_size=1, max_size=10), st.booleans(), st.booleans())
+def test_reading_into_the_offered_buffer_gives_the_same_frames(
+    frames: Frames, pieces: list[int], keeps_buffer: bool, has_large: bool
+) -> None:
+    frames = [*frames, *([([1], bytes(9_000))] if has_large else []), *frames] * 20  # crosses several buffers
+    if keeps_buffer:  # each frame comes alone, so that the parser is idle in between
+        pieces = [len(encode([frame])) for frame in frames]
+    parser = FrameParser(FRAME_BYTES_MAX, keeps_buffer=keeps_buffer)
+    data, found, at, turn = encode(frames), [], 0, 0
     while at < len(data):
         room = parser.get_buffer()
         assert len(room) > 0
@@ -74,6 +79,20 @@ def test_reading_into_the_offered_buffer_gives_the_same_frames(frames: Frames, p
     # The bodies are compared only now: the buffers they lie in were kept, not overwritten.
     assert [(header, bytes(body)) for header, body in found] == frames
     assert not parser.is_mid_frame
+
+
+def test_an_idle_connection_keeps_its_buffer_where_no_body_in_it_was_returned() -> None:
+    for keeps_buffer in (False, True):
+        parser = FrameParser(FRAME_BYTES_MAX, keeps_buffer=keeps_buffer)
+        for body in (b"", b"copied", b""):
+            parser.feed(encode([([1], body)]))
+            assert [bytes(found) for _, found in parser.frames()] == [body]
+            assert bool(parser.buffer_bytes) is keeps_buffer
+        parser.feed(encode([([1], bytes(9_000))]))
+        ((_, kept),) = parser.frames()
+        assert not parser.buffer_bytes  # it is left to the view of the body
+        parser.feed(encode([([1], b"\xff" * 9_000)]))
+        assert bytes(kept) == bytes(9_000)
 
 
 def test_a_consumer_that_stops_sees_each_frame_once() -> None:

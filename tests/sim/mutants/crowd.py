@@ -131,4 +131,9 @@ MUTANTS = [
               "                peer.again.append(partial(self._take_adds, peer, frame, adds))"),),
         tests=(_SERVER, "-k", "waits_for_the_metadata_store"),
     ),
+    Mutant(
+        345, "the buffer of an idle connection is filled again under the bodies in it",
+        (Edit("bookie_aio.wire.frames:FrameParser.next_packed", "self._is_lent = True", "pass"),),
+        tests=("tests/bookie_aio/wire/test_wire_frames.py", "-k", "offered_buffer or keeps_its_buffer"),
+    ),
 ]  # fmt: skip
