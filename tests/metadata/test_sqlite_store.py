@@ -11,12 +11,13 @@ import subprocess
 import sys
 import time
 import weakref
-from contextlib import ExitStack
+from contextlib import ExitStack, aclosing
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from metadata.backends.sqlite import store as sqlite_store
 from metadata.backends.sqlite.leases import Leases, boot_id
 from metadata.backends.sqlite.store import SqliteMetadataStore
 from metadata.errors import (
@@ -30,6 +31,7 @@ from metadata.owned_task import OwnedTask
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+WAIT_S = 30
 CHILD = """
 import asyncio, sys
 from metadata.backends.sqlite.store import SqliteMetadataStore
@@ -471,3 +473,43 @@ async def test_an_error_that_was_caught_leaves_nothing_for_the_garbage_collector
             assert error() is None
         finally:
             gc.enable()
+
+
+async def test_watches_do_not_ask_a_database_whose_files_are_as_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And a change of another process is seen all the same."""
+    monkeypatch.setattr(sqlite_store, "_RECENT_S", 0.05)
+    async with (
+        await SqliteMetadataStore.open(tmp_path / "m.db") as store,
+        await SqliteMetadataStore.open(tmp_path / "m.db") as other,
+    ):
+        version = await other.create("count", b"0")
+        looks, asked = 0, 0
+        stamp, changed = sqlite_store._stamp_of, store._tables.changed_signatures
+
+        def look(path: Path) -> sqlite_store.Stamp | None:
+            nonlocal looks
+            looks += 1
+            return stamp(path)
+
+        def ask(keys: tuple[str, ...]) -> Any:
+            nonlocal asked
+            asked += 1
+            return changed(keys)
+
+        monkeypatch.setattr(sqlite_store, "_stamp_of", look)
+        monkeypatch.setattr(store._tables, "changed_signatures", ask)
+        async with aclosing(store.watch("count")) as changes:
+            await anext(changes)
+            for number in range(1, 4):
+                following = asyncio.ensure_future(anext(changes))
+                async with asyncio.timeout(WAIT_S):
+                    until = looks + 20
+                    while looks < until:  # noqa: ASYNC110
+                        await asyncio.sleep(0.01)
+                assert not following.done()
+                version = await other.compare_and_set("count", b"%d" % number, version)
+                await asyncio.wait_for(following, WAIT_S)
+                assert (await store.read("count")).value == b"%d" % number
+        assert asked < looks / 2

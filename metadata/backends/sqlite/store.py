@@ -5,7 +5,8 @@ Owns the asynchronous part; `metadata.backends.sqlite.tables` has the SQL statem
 
 - Threads: one worker for all calls into the database, and one for the leases. A call is retried while another
   process holds the write lock.
-- Watches: `PRAGMA data_version` is polled every `POLL_INTERVAL_S` while there is a watch.
+- Watches: every `POLL_INTERVAL_S` while there is a watch, the event loop looks at the times and sizes of the
+  file and its WAL. `PRAGMA data_version` is asked when these have changed, or are recent, and every second.
 - Sessions: begun with the first registration; its lease is renewed every quarter of `lease_s`. Every process
   with the store open removes the keys of dead sessions. A process that was stopped for longer than its lease
   finds the lease gone, begins another session and registers anew.
@@ -22,9 +23,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import secrets
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -106,13 +109,32 @@ os.register_at_fork(before=gate.shut, after_in_parent=gate.open, after_in_child=
 
 
 Result = TypeVar("Result")
+Stamp = tuple[tuple[int, int, int], ...]
 
 POLL_INTERVAL_S = 0.05
+_ASK_INTERVAL_S = 1.0
+"""The database itself is asked so often, whatever the files look like."""
+_RECENT_S = 2.5
+"""A file may be changed again within the resolution of its time, which is 2 s on some file systems."""
 LEASE_S = 2.0
 REMOVAL_PATIENCE_S = 1.0
 """How long a dead session's keys may outlast its lease, on a slow disk."""
 
 log = logging.getLogger(__name__)
+
+
+def _stamp_of(database: Path) -> Stamp | None:
+    """Return times and sizes of the files that a commit changes; None where they prove nothing."""
+    found = []
+    for path in (database, f"{database}-wal"):
+        try:
+            stat = os.stat(path)
+        except OSError:
+            return None
+        if time.time_ns() - stat.st_mtime_ns <= _RECENT_S * 1e9:
+            return None
+        found.append((stat.st_ino, stat.st_size, stat.st_mtime_ns))
+    return tuple(found)
 
 
 class _Watch:
@@ -389,6 +411,8 @@ class SqliteMetadataStore(MetadataStore):
         """Wake the watches whose key has changed."""
         loop = asyncio.get_running_loop()
         timer = loop.call_soon(self._poll_now.set)
+        seen: tuple[Stamp | None, tuple[str, ...]] = (None, ())
+        asked_at = -math.inf
         while True:
             await self._poll_now.wait()
             self._poll_now.clear()
@@ -397,6 +421,12 @@ class SqliteMetadataStore(MetadataStore):
                 continue
             pause_s = POLL_INTERVAL_S
             keys = tuple(watch.key for watch in watches)
+            stamp = _stamp_of(self._path)  # before the database is asked: of a later commit it is another
+            if stamp is not None and seen == (stamp, keys) and loop.time() - asked_at < _ASK_INTERVAL_S:
+                timer.cancel()
+                timer = loop.call_later(pause_s, self._poll_now.set)
+                continue
+            seen, asked_at = (stamp, keys), loop.time()
             found: dict[str, Signature] | None
             try:
                 found = await self._submit(partial(self._tables.changed_signatures, keys))
@@ -407,7 +437,7 @@ class SqliteMetadataStore(MetadataStore):
             except Exception as error:
                 # All watches are woken: a watcher's next read raises the error to its caller.
                 log.warning("watches cannot be checked: %s", error, exc_info=is_unforeseen(error))
-                found, pause_s = {}, 1.0
+                found, pause_s, seen = {}, 1.0, (None, ())
             for watch in watches:
                 if found is not None and watch.signature != found.get(watch.key):
                     watch.signature = found.get(watch.key)
