@@ -30,6 +30,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass, field
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -47,6 +48,12 @@ NARROW = 40
 CLOSED = ("<&-", ">&-", "2>&-", "<&- >&- 2>&-")
 C_LOCALE = {"LANG": "C", "LC_ALL": "C"}
 FORKS = multiprocessing.get_context("forkserver")
+ONE_AT_A_TIME = threading.Lock()
+"""Held while a process is started or asked for its exit code.
+
+Each start asks the processes of all threads. Of two that ask for the same one, the second finds the answer
+taken, and `multiprocessing` then makes it 255.
+"""
 SURROUNDINGS: dict[str, dict[str, str]] = {
     "usual": {},
     "40 columns": {"COLUMNS": str(NARROW)},
@@ -244,11 +251,16 @@ def _in_child(words: list[str], variables: dict[str, str], redirection: str, pla
     command_line.main()
 
 
+def _exit_code(process: Any) -> int | None:
+    with ONE_AT_A_TIME:
+        return cast("int | None", process.exitcode)
+
+
 def _listens_to_sigterm(process: Any) -> bool:
     """Wait until a process has a handler for SIGTERM, and return whether it got one before it ended."""
     status = Path(f"/proc/{process.pid}/status")
     deadline = time.monotonic() + TIMEOUT_S
-    while process.exitcode is None and time.monotonic() < deadline:
+    while _exit_code(process) is None and time.monotonic() < deadline:
         facts = dict(line.split(":", 1) for line in status.read_text().splitlines() if ":" in line)
         if int(facts["SigCgt"], 16) >> (signal.SIGTERM - 1) & 1:
             return True
@@ -277,18 +289,20 @@ class Trial:
             (place / "in").write_bytes(b"a\n")
             variables = environment(directory) | self.variables
             process = FORKS.Process(target=_in_child, args=(self.words, variables, self.redirection, place))
-            process.start()
+            with ONE_AT_A_TIME:
+                process.start()
             if self.stopped_after_s is not None and _listens_to_sigterm(process):
                 time.sleep(self.stopped_after_s)
                 with suppress(ProcessLookupError):  # it has failed meanwhile
                     os.kill(cast("int", process.pid), signal.SIGINT)
-            process.join(TIMEOUT_S)
-            if process.exitcode is None:
+            wait([process.sentinel], TIMEOUT_S)
+            code = _exit_code(process)
+            if code is None:
                 process.kill()
-                process.join()
+                wait([process.sentinel])
                 return [f"no end within {TIMEOUT_S:.0f} s"]
             out, error = ((place / name).read_text(errors="replace") for name in ("out", "error"))
-            return self.judge(process.exitcode, out, error)
+            return self.judge(code, out, error)
 
     def judge(self, code: int, out: str, error: str) -> list[str]:
         """Return what is wrong with a run that ended so."""
