@@ -66,6 +66,8 @@ _BURST_S = 0.25
 _LIST_AGAIN_S = 5.0
 """A list of the tasks is used for this time, or until all of them were tried."""
 _RETRY_S = 1.0
+_CROWDED_S = 2.0
+"""A worker looks again after about this time where as many others work as may."""
 _RELEASE_S = 2.0
 """A process that ends does not wait longer for the metadata store."""
 
@@ -75,6 +77,11 @@ async def release(registration: Registration) -> None:
     with suppress(BookKeeperError, TimeoutError):
         async with asyncio.timeout(_RELEASE_S):
             await registration.close()
+
+
+def is_urgent(ref: TaskRef) -> bool:
+    """Return whether a task's ledger may have no copy to lose: it waits for nobody."""
+    return ref.copies <= Courtesy.COPIES_AT_RISK
 
 
 class Outcome(NamedTuple):
@@ -99,6 +106,7 @@ class Worker:
         self._queue: list[TaskRef] = []
         self._listed_at = -_LIST_AGAIN_S
         self._rests: dict[str, tuple[int, float]] = {}  # attempts of a task, and when it may be tried again
+        self._is_crowded = False  # as many workers work as may
         self._wake = asyncio.Event()
         self._paused = asyncio.Event()
         self._resumed = asyncio.Event()
@@ -146,6 +154,15 @@ class Worker:
         now = self._loop.time()
         return sum(at > now for _, at in self._rests.values())
 
+    @property
+    def _workers_at_once(self) -> int:
+        """Return how many workers may work at a time: one for each host that has bookies.
+
+        Some bookies share a host. Their workers at once would take all of its processors from those who add.
+        """
+        available = self._context.pool.directory.available.values()
+        return max(len({split_address(one.addresses[0])[0] for one in available}), 1)
+
     # --- choosing a task -----------------------------------------------------------------------
 
     async def _next(self) -> TaskRef | None:
@@ -165,7 +182,9 @@ class Worker:
             if ref.ledger_id not in locked and self._rests.get(ref.name, (0, 0.0))[1] <= now
         ]
         if not free:
-            self._queue = []
+            return None
+        self._is_crowded = len(locked) >= self._workers_at_once and not is_urgent(free[0])
+        if self._is_crowded:
             return None
         # At random among equals: two workers seldom reach for the same lock.
         equals = [ref for ref in free if ref.copies == free[0].copies]
@@ -175,6 +194,11 @@ class Worker:
 
     async def _rest(self) -> None:
         """Wait for a new task, for the end of a task's pause, or for the poll interval."""
+        if self._is_crowded:
+            # Many may wait. They do not look at each task that is done, nor all at once.
+            self._is_crowded = False
+            await asyncio.sleep(_CROWDED_S * (0.5 + self._context.tokens.random()))
+            return
         now = self._loop.time()
         ends = [at - now for _, at in self._rests.values() if at > now]
         self._wake.clear()
@@ -226,9 +250,15 @@ class Worker:
         except KeyExistsError:
             return  # Another worker was first.
         try:
-            await self._do_locked(ref, registration)
+            # Workers that began together see each other's locks only now.
+            others = await self._tasks.locked() - {ref.ledger_id}
+            self._is_crowded = len(others) >= self._workers_at_once and not is_urgent(ref)
+            if not self._is_crowded:
+                await self._do_locked(ref, registration)
         finally:
             await release(lock)
+        if self._is_crowded:
+            await self._rest()
 
     async def _do_locked(self, ref: TaskRef, registration: Registration) -> None:
         try:
@@ -243,11 +273,9 @@ class Worker:
             self._note_rest(ref, task.attempts)  # Another worker has failed at it.
             return
         workers = max(len(await self._tasks.worker_names()), 1)
-        share = self._config.cluster_bytes_per_s / workers
+        share = self._config.cluster_bytes_per_s / min(workers, self._workers_at_once)
         self._bucket.rate = min(float(self._config.worker_bytes_per_s), share)
-        self._courtesy.is_urgent = ref.copies <= Courtesy.COPIES_AT_RISK
-        available = self._context.pool.directory.available.values()
-        self._courtesy.share(workers, len({split_address(one.addresses[0])[0] for one in available}))
+        self._courtesy.is_urgent = is_urgent(ref)
         self.record = replace(self.record, ledger_id=ref.ledger_id)
         await self._announce(registration)
         began = self._loop.time()
@@ -364,8 +392,10 @@ class Worker:
     async def _repair(self, ledger_id: int, bookie_id: str, *, in_place: bool) -> int:
         """Repair one bookie's part of a ledger; return how many entries no bookie returned."""
         record = self._context.pool.directory.available.get(bookie_id)
-        # A bookie that is read-only takes no copies, so that its seat goes to another one.
-        by = bookie_id if in_place and record is not None and record.is_writable else None
+        # A bookie that is read-only takes no copies, so that its seat goes to another one. One that answers
+        # and is not registered has just started, and keeps its seat.
+        takes_copies = record is None or record.is_writable
+        by = bookie_id if in_place and takes_copies else None
         order = self._context.pool.directory.orders.by_bookie.get(bookie_id)
         preferred = order.successor if order is not None else ""
         report = await self._run(ledger_id, bookie_id, by=by, preferred=preferred)

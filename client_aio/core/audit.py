@@ -367,13 +367,10 @@ class Courtesy:
 
     A worker does one thing after another, and rests for as long as that took: half of the time is left to
     others in any case. A step that took longer than steps do on idle bookies has waited for others, who wait
-    for the worker likewise. So the rest grows with the ratio of the two. Many workers on few machines load
-    them as much as one that never rests. So each works for its share only: on average one of them works for
-    every `HOSTS_EACH` hosts of bookies. The rest is bounded: repair goes on beside any load. A ledger that
-    may have no copy to lose is worth more than latency: nobody rests for it.
+    for the worker likewise. So the rest grows with the ratio of the two. The rest is bounded: repair goes on
+    beside any load. A ledger that may have no copy to lose is worth more than latency: nobody rests for it.
     """
 
-    HOSTS_EACH = 2
     COPIES_AT_RISK = 1
     RATIO_MAX = 4.0
     REST_MAX_S = 0.5
@@ -386,15 +383,9 @@ class Courtesy:
         """Whether the ledger at work has at most `COPIES_AT_RISK` good copies of an entry."""
         self._since: float | None = None
         self._ratio = 1.0
-        self._least = 1.0
         self._counts = [0, 0]
         self._quickest = [math.inf, math.inf]
         self._quickest_before = [math.inf, math.inf]
-
-    def share(self, workers: int, hosts: int) -> None:
-        """Take a share of the work that all workers may do at once on so many hosts of bookies."""
-        at_once = max(hosts / self.HOSTS_EACH, 1.0)
-        self._least = max(workers / at_once - 1.0, 1.0)
 
     def begin(self, now: float) -> None:
         """Begin to work; what lies before it is no work."""
@@ -416,7 +407,7 @@ class Courtesy:
         if self.is_urgent:
             return 0.0
         worked_s = 0.0 if self._since is None else max(now - self._since, 0.0)
-        return min(worked_s * max(self._ratio, self._least), self.REST_MAX_S)
+        return min(worked_s * max(self._ratio, 1.0), self.REST_MAX_S)
 
 
 class ReplicaState(NamedTuple):

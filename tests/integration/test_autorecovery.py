@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import client_aio
+import client_aio.autorecovery.worker as worker_module
 from benchmarks.processes import Child
 from client_aio.admin.replicas import parts_of, verify_replica
 from client_aio.autorecovery.service import AutoRecovery
 from client_aio.autorecovery.survey import auto_recovery_state, survey
+from client_aio.autorecovery.worker import Worker
 from client_aio.config import AutoRecoveryConfig
 from client_aio.core.audit import Condition
 from metadata.access.repair_tasks import REASON_MISSING, RepairTasks
@@ -22,8 +24,12 @@ from tests.support.cluster import BookieProcess, Cluster
 from tests.support.replicas import WAIT_S, lose
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
     from pathlib import Path
+
+    import pytest
+
+    from client_aio.autorecovery.worker import Outcome
 
 QUICK: dict[str, Any] = {
     "lost_bookie_delay_s": 0.3,
@@ -258,3 +264,54 @@ async def test_a_bookie_that_lost_its_segments_is_healed_and_its_marks_are_lifte
             await until(are_lifted)
             await until_whole(client, ledger_ids)
             assert [one.ledgers_damaged for one in (await survey(client._context)).bookies] == [0, 0, 0]
+
+
+async def test_a_bookie_that_answers_before_it_is_registered_keeps_its_seat(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Cluster(tmp_path, bookies=4) as cluster, client_aio.connect(cluster.uri) as client:
+        ledger_id = await written(client)
+        before = (await client.ledger_metadata(ledger_id)).fragments
+        bookie = before[0].bookies[0]
+        await lose_segments(cluster[bookie], with_indexes=False)
+        directory = client._context.pool.directory
+        refresh = directory.refresh
+
+        async def refresh_before_it_registers() -> None:
+            await refresh()
+            directory._available.pop(bookie, None)
+
+        monkeypatch.setattr(directory, "refresh", refresh_before_it_registers)
+        worker = Worker(client._context, AutoRecoveryConfig(**QUICK), "w")
+        assert (await worker.attempt(ledger_id, ())).is_done
+        assert (await client.ledger_metadata(ledger_id)).fragments == before
+        assert await faults_of(client, [ledger_id]) == []
+
+
+async def test_workers_on_one_host_work_one_after_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    working: list[int] = []
+    at_once: list[int] = []
+    attempt = Worker.attempt
+
+    async def counted(worker: Worker, ledger_id: int, lost: Collection[str]) -> Outcome:
+        working.append(ledger_id)
+        at_once.append(len(working))
+        try:
+            return await attempt(worker, ledger_id, lost)
+        finally:
+            working.remove(ledger_id)
+
+    monkeypatch.setattr(Worker, "attempt", counted)
+    monkeypatch.setattr(worker_module, "_CROWDED_S", 0.05)
+    async with AsyncExitStack() as stack:
+        cluster = await stack.enter_async_context(Cluster(tmp_path, bookies=4))
+        clients = [await stack.enter_async_context(client_aio.connect(cluster.uri)) for _ in range(3)]
+        ledger_ids = [await written(clients[0], write_quorum=3) for _ in range(8)]
+        for client in clients:
+            await stack.enter_async_context(AutoRecovery(client, AutoRecoveryConfig(**QUICK)))
+        await lose(cluster["b1"])
+        await until_whole(clients[0], ledger_ids)
+    assert len(at_once) > 1
+    assert set(at_once) == {1}

@@ -92,6 +92,12 @@ def test_a_batch_that_waits_for_room_behind_unsent_entries_does_not_stop_the_loo
     replay(profile, seed, pace=None)
 
 
+@pytest.mark.parametrize(("profile", "seed"), [("auto-recovery", 831453)])
+def test_a_bookie_that_has_just_started_keeps_its_seat(profile: str, seed: int) -> None:
+    """A worker met it between its start and its registration, and copied its entries to another one."""
+    replay(profile, seed, pace=None)
+
+
 @pytest.mark.parametrize(("profile", "seed"), [("racing-closers", 58)])
 def test_a_writer_that_has_closed_its_ledger_does_not_fail(profile: str, seed: int) -> None:
     """A late refusal of an add that had its ack quorum failed it, and it could not be closed again."""

@@ -232,22 +232,6 @@ def test_a_worker_rests_for_longer_when_its_steps_take_longer_than_usual() -> No
     assert rests == pytest.approx([0.002, 0.002, 0.018, 0.200, 0.002])
 
 
-@pytest.mark.parametrize(
-    ("workers", "hosts", "rest_s"),
-    [(1, 1, 1.0), (3, 3, 1.0), (9, 1, 8.0), (9, 4, 3.5), (100, 100, 1.0), (200, 100, 3.0)],
-)
-def test_workers_share_what_all_of_them_may_do_at_once(workers: int, hosts: int, rest_s: float) -> None:
-    courtesy = Courtesy()
-    courtesy.share(workers, hosts)
-    courtesy.begin(0.0)
-    courtesy.note(Step(100, 0.002, is_write=False))
-    assert courtesy.rest_s(0.002) == pytest.approx(0.002 * rest_s)
-    # Less work at once than that needs no longer rest than the ratio asks for.
-    courtesy.begin(1.0)
-    courtesy.note(Step(100, 0.008, is_write=False))
-    assert courtesy.rest_s(1.008) == pytest.approx(0.008 * max(4.0, rest_s))
-
-
 def test_nobody_rests_for_a_ledger_that_has_no_copy_to_lose() -> None:
     courtesy = Courtesy()
     courtesy.is_urgent = True

@@ -97,6 +97,21 @@ MUTANTS = [
         tests=("tests/bookie_aio/server/test_server_watches.py", "-k", "deleted_is_told"),
     ),
     Mutant(
+        361, "a bookie that answers and is not registered loses its seat",
+        (Edit(f"{_WORKER}._repair", "record is None or record.is_writable",
+              "record is not None and record.is_writable"),),
+        tests=("tests/integration/test_autorecovery.py", "-k", "keeps_its_seat"),
+        note="auto-recovery 831453 found it: the look at the bookies has to fall into a restart",
+    ),
+    Mutant(
+        362, "all workers of a host work at once",
+        (Edit(f"{_WORKER}._next",
+              "len(locked) >= self._workers_at_once and not is_urgent(free[0])", "False"),
+         Edit(f"{_WORKER}._do",
+              "len(others) >= self._workers_at_once and not is_urgent(ref)", "False")),
+        tests=("tests/integration/test_autorecovery.py", "-k", "one_host"),
+    ),
+    Mutant(
         290, "a repair by hand takes a ledger that a worker has locked",
         (Edit("client_aio.autorecovery.cluster_repair:ClusterRepair._repair",
               "if ledger_id not in await self._tasks.locked():", "if True:"),
