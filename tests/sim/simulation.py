@@ -142,7 +142,7 @@ class Simulation:
         self.lasting = Lasting(self.after)
         self.upkeep = Upkeep(self)
         self.script: Callable[[Simulation], Coroutine[Any, Any, None]] | None = None
-        self.wiped: set[str] = set()
+        self.wiped: dict[str, float] = {}  # when
         self.left: set[str] = set()
         """Bookies that left the cluster in order: their cookies were removed."""
         self.released: set[str] = set()
@@ -333,9 +333,9 @@ class Simulation:
 
     def _ended(self, name: str, process: Process) -> None:
         if process.is_alive:
-            self.stats["bookie_restarted_itself"] += name not in self.wiped | self.left
+            self.stats["bookie_restarted_itself"] += name not in self.wiped.keys() | self.left
             self._kill(process, has_power=True)
-            if name in self.wiped | self.left:
+            if name in self.wiped.keys() | self.left:
                 rest = _WIPED_RESTART_DELAY_S
             else:
                 rest = RESTART_DELAY_S if self.is_healed else self._rests.get(name, RESTART_DELAY_S)
@@ -401,7 +401,7 @@ class Simulation:
             return False
         self.stop_bookie(name, has_power=False, back_after=None)
         self.after(back_after, self.start_bookie, name)
-        self.wiped.add(name)
+        self.wiped[name] = self.loop.now
         self.disks[name].wipe()
         return True
 

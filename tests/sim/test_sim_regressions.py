@@ -98,6 +98,12 @@ def test_a_bookie_that_has_just_started_keeps_its_seat(profile: str, seed: int) 
     replay(profile, seed, pace=None)
 
 
+@pytest.mark.parametrize(("profile", "seed"), [("repaired-by-hand", 841553)])
+def test_a_task_may_end_after_the_disk_went_whose_entries_its_worker_saw(profile: str, seed: int) -> None:
+    """The checker held the worker for wrong: the deletion of the task took effect later than the loss."""
+    replay(profile, seed, pace=None)
+
+
 @pytest.mark.parametrize(("profile", "seed"), [("racing-closers", 58)])
 def test_a_writer_that_has_closed_its_ledger_does_not_fail(profile: str, seed: int) -> None:
     """A late refusal of an add that had its ack quorum failed it, and it could not be closed again."""

@@ -5,7 +5,8 @@
 - NobodyIsReplacedEarly: a bookie loses a seat of a complete fragment only if it was away for the delay. This
   is checked in runs in which every client sees the metadata store in time, and nobody repairs by hand.
 - TasksEndWhole: no complete fragment names a bookie whose disk is gone for good when the task that calls it
-  lost ends. Tasks of deleted ledgers, and tasks that another one follows, are excepted.
+  lost ends. Tasks of deleted ledgers, and tasks that another one follows, are excepted. So are disks that
+  went while the worker had the ledger's lock: it may have seen their entries before.
 - NobodyNeedsWhoLeft: when the order ends a bookie's id, and ever after, no fragment names the bookie for
   entries that it has acknowledged. A bookie is removed only under an order.
 - CopiesComeBack: once faults are over, every CLOSED ledger gets all its copies back, on bookies that serve.
@@ -77,6 +78,7 @@ class Watched:
         self._gone_at: dict[str, float] = {}
         self._longest: dict[str, float] = {}
         self._tasks: dict[str, RepairTask] = {}
+        self._locked_at: dict[int, float] = {}  # when each ledger was locked last
         self._given: dict[tuple[str, int], set[int]] = {}
         self._leaving: dict[str, str] = {}  # the mode of the last order of each bookie that was to leave
         self._sees_in_time = not any(fault.kind.startswith(_BLINDING) for fault in simulation.plan.faults)
@@ -102,6 +104,8 @@ class Watched:
             self._removed(key.rpartition("/")[2])
         elif key.startswith(f"{KEY_REPAIR_TASKS}/"):
             self._task(key.rpartition("/")[2], value)
+        elif key.startswith(f"{KEY_REPAIR_LOCKS}/") and value is not None:
+            self._locked_at[int(key.rpartition("/")[2])] = self._history.now()
         elif key.startswith(f"{KEY_LEDGERS}/") and key.count("/") == 5:
             ledger_id = ledger_id_of(key)
             before = self._metadata.pop(ledger_id, None)
@@ -172,7 +176,9 @@ class Watched:
         if any(TaskRef.of_name(other).ledger_id == ref.ledger_id for other in self._tasks):
             return
         named = {bookie for part in parts_of(metadata) for bookie in part.bookies}
-        left = sorted(named.intersection(task.lost, self._simulation.wiped))
+        locked_at = self._locked_at.get(ref.ledger_id, 0.0)
+        wiped = {name for name, at in self._simulation.wiped.items() if at < locked_at}
+        left = sorted(named.intersection(task.lost, wiped))
         self._history.require(
             not left,
             "TasksEndWhole",

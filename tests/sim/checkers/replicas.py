@@ -50,7 +50,7 @@ class Copies:
         """Check that every bookie comes back that can: a dishonest disk may have lost what a start needs."""
         simulation = self._simulation
         for bookie in simulation.plan.bookies:
-            if bookie not in simulation.wiped | simulation.released and bookie != simulation.dishonest:
+            if bookie not in simulation.wiped.keys() | simulation.released and bookie != simulation.dishonest:
                 await self._ask(bookie, ledger_id=0)
 
     async def count(
