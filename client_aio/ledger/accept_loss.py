@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from bookie_aio.wire.listing import listed
@@ -25,11 +26,19 @@ from client_aio.core.read_plan import ClassRange, checked_blocks
 from client_aio.core.recovery import LossyEnd, believed, entered, fencing_lac_read
 from client_aio.ledger.metadata_update import VersionedLedgerMetadata
 from client_aio.ledger.recovery import recover_ledger
-from metadata.errors import BookKeeperError, LedgerRecoveryError
+from metadata.errors import (
+    BookieUnavailableError,
+    BookKeeperError,
+    LedgerRecoveryError,
+    OperationTimeoutError,
+    TooManyRequestsError,
+)
 from metadata.ids import ENTRY_ID_MAX, NO_ENTRY
 from metadata.model.ledger import GivenUp
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from bookie_aio.wire.listing import Row
     from client_aio.bookies.connection import BookieConnection
     from client_aio.context import ClientContext
@@ -74,24 +83,47 @@ class _Holding(NamedTuple):
     rows: list[Row]
 
 
+class _FellSilent(Exception):
+    """A bookie that has listed its entries gives no answer to a read."""
+
+    def __init__(self, bookie_id: str) -> None:
+        super().__init__(bookie_id)
+        self.bookie_id = bookie_id
+
+
 async def _find_end(context: ClientContext, metadata: LedgerMetadata, digest: Digest) -> LossyEnd:
+    """Ask the bookies for the end. One that falls silent is asked anew once, and is left out from then on.
+
+    Its entries would else count as lost, though the record does not say that this bookie may have them.
+    """
+    fell_silent: Counter[str] = Counter()
+    while True:
+        try:
+            left_out = {name for name, times in fell_silent.items() if times > 1}
+            return await _find_end_without(context, metadata, digest, left_out)
+        except _FellSilent as error:
+            fell_silent[error.bookie_id] += 1
+
+
+async def _find_end_without(
+    context: ClientContext, metadata: LedgerMetadata, digest: Digest, left_out: Collection[str]
+) -> LossyEnd:
     fragment = metadata.last_fragment
-    answers = await asyncio.gather(
-        *(_ask(context, metadata, digest, bookie_id) for bookie_id in fragment.bookies)
-    )
-    holdings = [each for each in answers if each is not None]
+    asked = [name for name in fragment.bookies if name not in left_out]
+    answers = await asyncio.gather(*(_ask(context, metadata, digest, bookie_id) for bookie_id in asked))
+    holdings = {name: each for name, each in zip(asked, answers, strict=True) if each is not None}
     if not holdings:
         raise LedgerRecoveryError(
             f"ledger {metadata.ledger_id} cannot be closed, even with a loss: none of "
             f"{', '.join(fragment.bookies)} answers",
             ledger_id=metadata.ledger_id,
         )
-    last_entry, length = await _last_readable(context, metadata, digest, holdings)
-    silent = tuple(name for name, answer in zip(fragment.bookies, answers, strict=True) if answer is None)
+    last_entry, length = await _last_readable(context, metadata, digest, list(holdings.values()))
+    silent = tuple(name for name in fragment.bookies if name not in holdings)
     present = range(fragment.first_entry, last_entry + 1)
-    marks = [listed(present, each.rows, fragment.content_term) for each in holdings]
+    marks = [listed(present, each.rows, fragment.content_term) for each in holdings.values()]
     missing = sum(not any(found) for found in zip(*marks, strict=True))
-    lac = max(each.lac for each in holdings)
+    lac = max(each.lac for each in holdings.values())
     return LossyEnd(metadata, last_entry, length, GivenUp(lac, silent, missing))
 
 
@@ -121,7 +153,11 @@ async def _ask(
 async def _last_readable(
     context: ClientContext, metadata: LedgerMetadata, digest: Digest, holdings: list[_Holding]
 ) -> tuple[int, int]:
-    """Return the highest entry that some bookie returns intact, and the ledger's length up to it."""
+    """Return the highest entry that some bookie returns intact, and the ledger's length up to it.
+
+    Raises:
+        _FellSilent: a bookie that lists an entry did not answer.
+    """
     fragment = metadata.last_fragment
     above = ENTRY_ID_MAX
     while True:
@@ -153,7 +189,11 @@ async def _length_at(
     entry_id: int,
     connection: BookieConnection,
 ) -> int | None:
-    """Return the running length that an entry holds; None where this bookie does not return it intact."""
+    """Return the running length that an entry holds; None where this bookie does not return it intact.
+
+    Raises:
+        _FellSilent: the bookie did not answer.
+    """
     wanted = ClassRange(metadata.ledger_id, fragment.content_term, entry_id, entry_id, 1, ())
     try:
         answer, body = await connection.call(
@@ -163,6 +203,9 @@ async def _length_at(
             ledger_id=metadata.ledger_id,
         )
         blocks, _ = checked_blocks(wanted, answer, body, digest)
+    except (BookieUnavailableError, OperationTimeoutError, TooManyRequestsError) as error:
+        logger.warning("ledger=%d entry=%d: %s", metadata.ledger_id, entry_id, error)
+        raise _FellSilent(connection.bookie_id) from error
     except BookKeeperError as error:
         logger.warning("ledger=%d entry=%d: %s", metadata.ledger_id, entry_id, error)
         return None

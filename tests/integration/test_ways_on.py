@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import client_aio
 import client_aio.sync
+from client_aio.bookies.connection import list_entries
 from client_aio.core.log_chain import TAG
+from client_aio.ledger import accept_loss
 from client_aio.log.ownership import claim
 from metadata.ids import ledger_key
 from tests.support.cluster import Cluster
@@ -20,6 +22,8 @@ from tests.support.replicas import lose, stored
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
+
+    from client_aio.bookies.connection import BookieConnection
 
 WAIT_S = 60.0
 IMPATIENT = {"connect_timeout_s": 1.0, "read_timeout_s": 2.0}
@@ -203,6 +207,39 @@ class TestAcceptLoss:
                 assert reader.metadata.given_up is not None
                 assert reader.metadata.given_up.missing == 5  # 0, 4, 8, 12, 16
                 assert [bytes(each.data) async for each in reader.read(17, 19)] == [b"17", b"18", b"19"]
+
+    @pytest.mark.parametrize("stays_away", [False, True])
+    async def test_a_bookie_that_falls_silent_behind_its_list_is_asked_again_or_recorded(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stays_away: bool
+    ) -> None:
+        async with (
+            Cluster(tmp_path, bookies=3) as cluster,
+            client_aio.connect(cluster.uri, **IMPATIENT) as client,
+        ):
+            ledger = await client.create_ledger(ensemble_size=3, write_quorum=1, ack_quorum=1)
+            for number in range(9):
+                await ledger.add_entry(b"%d" % number)
+            lost, _, silent = ledger.metadata.last_fragment.bookies
+            await cluster[lost].kill()
+            await ledger.abort()
+            fell_silent: list[str] = []
+
+            async def list_then_fall_silent(connection: BookieConnection, *which: Any) -> tuple[Any, bool]:
+                found = await list_entries(connection, *which)
+                if connection.bookie_id == silent and not fell_silent:
+                    fell_silent.append(silent)
+                    if stays_away:
+                        await cluster[silent].kill()
+                    connection.close()
+                return found
+
+            monkeypatch.setattr(accept_loss, "list_entries", list_then_fall_silent)
+            async with client.open_ledger(ledger.ledger_id, recover=True, accept_loss=True) as reader:
+                assert fell_silent
+                given_up = reader.metadata.given_up
+                assert given_up is not None
+                assert given_up.bookies == ((lost, silent) if stays_away else (lost,))
+                assert reader.last_add_confirmed == (7 if stays_away else 8)
 
 
 class TestOwners:

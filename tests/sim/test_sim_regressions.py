@@ -104,6 +104,12 @@ def test_a_task_may_end_after_the_disk_went_whose_entries_its_worker_saw(profile
     replay(profile, seed, pace=None)
 
 
+@pytest.mark.parametrize(("profile", "seed"), [("accepted-losses", 853425)])
+def test_a_bookie_that_falls_silent_behind_its_list_is_recorded_as_lost(profile: str, seed: int) -> None:
+    """Its entries were given up, and the metadata named others that may have entries behind the end."""
+    replay(profile, seed, pace=None)
+
+
 @pytest.mark.parametrize(("profile", "seed"), [("racing-closers", 58)])
 def test_a_writer_that_has_closed_its_ledger_does_not_fail(profile: str, seed: int) -> None:
     """A late refusal of an add that had its ack quorum failed it, and it could not be closed again."""

@@ -41,7 +41,7 @@ BESIDE = (
 )
 UNITS = (
     "tests/test_compiled.py",
-    "tests/metadata/test_metrics.py",
+    "tests/test_metrics.py",
     "tests/bookie_aio/wire",
     "tests/bookie_aio/core",
     "tests/client_aio/core",

@@ -151,16 +151,21 @@ MUTANTS = [
     ),
     Mutant(
         220, "a ledger that is closed with a loss ends at the LAC that is stated",
-        (Edit("client_aio.ledger.accept_loss:_find_end",
-              "last_entry, length = await _last_readable(context, metadata, digest, holdings)",
-              "last_entry, length = max(each.lac for each in holdings), 0"),),
+        (Edit("client_aio.ledger.accept_loss:_find_end_without",
+              "await _last_readable(context, metadata, digest, list(holdings.values()))",
+              "(max(each.lac for each in holdings.values()), 0)"),),
         ("accepted-losses",),
     ),
     Mutant(
         221, "a ledger that is closed with a loss ends where one bookie does",
-        (Edit("client_aio.ledger.accept_loss:_find_end",
-              "last_entry, length = await _last_readable(context, metadata, digest, holdings)",
-              "last_entry, length = await _last_readable(context, metadata, digest, holdings[:1])"),),
+        (Edit("client_aio.ledger.accept_loss:_find_end_without", "list(holdings.values()))",
+              "list(holdings.values())[:1])"),),
+        ("accepted-losses",),
+    ),
+    Mutant(
+        222, "the entries of a bookie that falls silent behind its list are lost without a record",
+        (Edit("client_aio.ledger.accept_loss:_length_at", "raise _FellSilent(",
+              "return None\n        raise _FellSilent("),),
         ("accepted-losses",),
     ),
     Mutant(
