@@ -32,6 +32,7 @@ from client_aio.log.ledger import LogLedger
 from client_aio.unbounded.writer import UnboundedLedgerWriter
 from metadata import build
 from metadata.backends.memory import MemoryMetadataStore, MemoryTree
+from tests.support import wheel
 from tests.support.pythons import VERSIONS
 
 if TYPE_CHECKING:
@@ -341,6 +342,11 @@ def test_wheels_are_built_of_each_version_that_is_supported() -> None:
     for name in recipe["test-sources"]:
         assert (ROOT / name).exists()
         assert name.partition("/")[0] not in {module.partition(".")[0] for module in MODULES}
+
+
+def test_each_test_that_a_wheel_is_tried_with_exists() -> None:
+    """Pytest on many processes runs nothing where one is missing, and does not say why."""
+    assert [name for name in (*wheel.QUICK, *wheel.FULL) if not (ROOT / name).exists()] == []
 
 
 def test_what_compiles_is_required_by_the_environment_of_developers() -> None:

@@ -207,6 +207,7 @@ def bound_of(seconds: float) -> float:
     return FINE_SECONDS[bisect_left(FINE_SECONDS, seconds)]
 
 
+@pytest.mark.pure  # with a window of its own
 def test_adds_are_timed_from_their_iteration_to_their_report_whatever_comes_between() -> None:
     now = [100.003]
     times, window, counters = times_at(now)
@@ -226,6 +227,7 @@ def test_adds_are_timed_from_their_iteration_to_their_report_whatever_comes_betw
     assert counters.add.count == 15
 
 
+@pytest.mark.pure
 @given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 4)), max_size=1000))
 def test_every_add_is_timed_once_however_bursts_and_reports_lie(steps: list[tuple[int, int]]) -> None:
     now = [0.0]

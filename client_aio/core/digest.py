@@ -159,7 +159,7 @@ class HmacDigest(Digest):
         return outer.digest()
 
 
-def check_choice(digest: str, password: bytes) -> bytes:
+def check_choice(digest: str, password: bytes | bytearray | memoryview) -> bytes:
     """Return a new ledger's password; b"" for none.
 
     Raises:

@@ -19,7 +19,7 @@ import logging
 from asyncio.events import _get_running_loop
 from collections.abc import AsyncIterable
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, SupportsIndex, cast
 
 from mypy_extensions import mypyc_attr
 
@@ -300,7 +300,7 @@ class LedgerWriter(ClosesOnExit):
     # --- adding ---
 
     def add_entry(
-        self, data: bytes | bytearray | memoryview, entry_id: int | None = None
+        self, data: bytes | bytearray | memoryview, entry_id: SupportsIndex | None = None
     ) -> asyncio.Future[int]:
         """Add an entry; never blocks.
 
@@ -573,7 +573,9 @@ class LedgerWriter(ClosesOnExit):
                 ledger_id=self.ledger_id,
             )
 
-    def _add_otherwise(self, data: bytes, future: asyncio.Future[int], entry_id: int | None) -> None:
+    def _add_otherwise(
+        self, data: bytes, future: asyncio.Future[int], entry_id: SupportsIndex | None
+    ) -> None:
         """Refuse an add, or queue it behind the bulk in progress, or put it into the order of the ids."""
         if (entry_id is None) != (self._order is None):
             raise InvalidArgumentError(

@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, SupportsIndex
 
 from mypy_extensions import mypyc_attr
 
@@ -173,7 +173,7 @@ class UnboundedLedgerWriter(LedgerWriter):
         if self._is_closing:
             raise LedgerClosedError(f"ledger {self.ledger_id} is closed", ledger_id=self.ledger_id)
 
-    async def trim(self, before_entry: int) -> int:
+    async def trim(self, before_entry: SupportsIndex) -> int:
         """Drop the fragments that lie as a whole before an entry, and return the first entry that is left.
 
         The last fragment is never dropped. Bookies free the space later. Cancelling leaves the ledger

@@ -281,6 +281,7 @@ async def _finish(called: Any) -> None:
         await called
 
 
+@pytest.mark.pure  # it reads the signatures of coroutines
 async def test_each_public_call_says_that_its_client_belongs_to_another_loop(cluster: Cluster) -> None:
     async with client_aio.connect(cluster.uri) as client, client_aio.LeaderElection(client, "e") as election:
         writer = await client.create_ledger()
