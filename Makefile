@@ -8,7 +8,7 @@
 #   make test     all tests             ARGS="tests/metadata -x" is handed to pytest
 #   make test-versions   all tests on every other Python found (3.11 to 3.14)    ARGS as for `make test`
 #   make wheel    a wheel for this Python whose hot paths are compiled, into dist/ (docs/WHEELS.md)
-#   make test-wheel   units, integration and 200 seeds on such a wheel; QUICK=1 for a part of it
+#   make test-wheel   units, integration and 200 seeds on such a wheel; QUICK=1 for fewer tests
 #                 ARGS="tests/cli -x" runs these tests on it
 #   make check    format, lint, types as Python 3.11 and 3.14 have them, layering, import circles
 #   make sim      whole clusters from seeds (docs/SIMULATION.md): SEEDS=200 PROFILE=name START=0,

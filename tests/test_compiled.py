@@ -271,11 +271,9 @@ async def test_unbounded_ledgers_and_those_of_logs_override_what_the_writer_call
 
 async def test_wrong_arguments_are_refused_before_anything_is_sent(deployment: Deployment) -> None:
     writer = await deployment.client.create_ledger(advanced=True)
-    with pytest.raises(TypeError if IS_COMPILED else InvalidArgumentError):
-        writer.add_entry(b"1", "3")  # type: ignore[arg-type]
-    for entry_id in (2**63, -1):
+    for entry_id in (2**63, -1, True, "3"):
         with pytest.raises(InvalidArgumentError, match=str(entry_id)):
-            writer.add_entry(b"1", entry_id)
+            writer.add_entry(b"1", entry_id)  # type: ignore[arg-type]
     for data in ("text", None, 3):
         with pytest.raises(InvalidArgumentError, match="an entry is bytes"):
             writer.add_entry(data, 0)  # type: ignore[arg-type]

@@ -2,7 +2,7 @@
 
 python -m tests.support.wheel                      units of what is compiled, integration, 200 seeds
 python -m tests.support.wheel --build              only the wheel, if a source has changed
-python -m tests.support.wheel --quick              a part of it
+python -m tests.support.wheel --quick              fewer tests, on code that the C compiler does not optimise
 python -m tests.support.wheel tests/cli -x         these tests, with these options of pytest, and no seeds
 
 The wheel is built when a source has changed, and installed into an environment of its own under build/. The
@@ -87,15 +87,16 @@ def sources() -> list[Path]:
     return [ROOT / "pyproject.toml", ROOT / "setup.py", *modules]
 
 
-def build() -> Path:
+def build(opt_level: str) -> Path:
     """Build the wheel unless it is there; return it."""
-    key = hashlib.sha256(b"\0".join(path.read_bytes() for path in sources())).hexdigest()
+    key = opt_level + hashlib.sha256(b"\0".join(path.read_bytes() for path in sources())).hexdigest()
     stamp, folder = BUILD / "sources", BUILD / "dist"
     if not stamp.exists() or stamp.read_text() != key:
         shutil.rmtree(BUILD, ignore_errors=True)
         subprocess.run(
             [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder],
-            env={**os.environ, "BOOKIE_AIO_COMPILE": "1"}, cwd=ROOT, stdout=subprocess.DEVNULL, check=True,
+            env={**os.environ, "BOOKIE_AIO_COMPILE": "1", "BOOKIE_AIO_OPT_LEVEL": opt_level},
+            cwd=ROOT, stdout=subprocess.DEVNULL, check=True,
         )  # fmt: skip
         stamp.write_text(key)
     (wheel,) = folder.glob("*.whl")
@@ -149,21 +150,17 @@ def main() -> int:
         prog="python -m tests.support.wheel", description=__doc__.splitlines()[0]
     )
     parser.add_argument("--build", action="store_true", help="only build the wheel, if a source has changed")
-    parser.add_argument("--quick", action="store_true", help="fewer tests, and 20 seeds")
+    parser.add_argument("--quick", action="store_true", help="fewer tests, and no optimisation")
     parser.add_argument("--seeds", type=int, help="how many seeds run in both forms")
     arguments, of_pytest = parser.parse_known_args()
-    wheel = build()
+    wheel = build("0" if arguments.quick else "3")
     if arguments.build:
         return 0
     python, tree = install(wheel), copy()
     selected = of_pytest or list(QUICK if arguments.quick else FULL)
     command = [python, "-m", "pytest", "-q", "-n", "2", "--dist", "loadgroup", "-p", "no:cacheprovider"]
     failed = subprocess.run([*command, *selected], cwd=tree, check=False).returncode != 0
-    seeds = (
-        arguments.seeds
-        if arguments.seeds is not None
-        else (0 if of_pytest else 20 if arguments.quick else 200)
-    )
+    seeds = arguments.seeds if arguments.seeds is not None else 0 if of_pytest else 200
     differing = differing_traces(python, tree, seeds) if seeds else []
     print("\n".join(differing[:20]) or "no trace differs", flush=True)
     return 1 if failed or differing else 0
