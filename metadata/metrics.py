@@ -38,7 +38,7 @@ FINE_SECONDS = geometric(1e-4, 10.0, 1.05)
 SECONDS = geometric(1e-5, 10.0, 10 ** (1 / 4))
 """Bounds 78 % apart from 10 µs to 10 s: enough to tell which stage takes the time. 25 buckets.
 
-For each bucket a scrape costs some 4 µs of a client's processor time, and half of one of a bookie's."""
+A scrape costs some 4 µs of a processor for each bucket."""
 BYTES = tuple(float(1 << bits) for bits in range(8, 24))
 """Bounds that are powers of two from 256 bytes to 8 MiB."""
 COUNTS = tuple(float(1 << bits) for bits in range(15))
@@ -219,38 +219,6 @@ def families(metrics: Iterable[Metric], sources: Mapping[str, Any], label: str =
                 else:
                     family.add_metric([*before, *key], value)
         yield family
-
-
-def texts(metrics: Iterable[Metric], source: Any) -> Iterator[bytes]:
-    """Yield the metrics of one source in the text format, metric by metric. They may be joined.
-
-    Nearly all lines are buckets of histograms. prometheus-client checks and escapes the names of each one
-    anew, which takes more processor time than all else in a scrape. So these are written here.
-    """
-    for metric in metrics:
-        if metric.kind is Kind.HISTOGRAM:
-            yield _histogram_text(metric, source)
-        else:
-            for family in families((metric,), {"": source}):
-                yield render(family)
-
-
-_ESCAPES_OF_HELP = str.maketrans({"\\": r"\\", "\n": r"\n"})
-_ESCAPES = _ESCAPES_OF_HELP | str.maketrans({'"': r"\""})
-
-
-def _histogram_text(metric: Metric, source: Any) -> bytes:
-    name = metric.name
-    lines = [f"# HELP {name} {metric.help.translate(_ESCAPES_OF_HELP)}\n# TYPE {name} histogram\n"]
-    for key, value in _values(metric, source):
-        assert isinstance(value, Histogram)
-        labels = "".join(
-            [f'{label}="{one.translate(_ESCAPES)}",' for label, one in zip(metric.labels, key, strict=True)]
-        )
-        lines += [f'{name}_bucket{{{labels}le="{bound}"}} {count}\n' for bound, count in _buckets(value)]
-        braces = f"{{{labels.rstrip(',')}}}" if labels else ""
-        lines.append(f"{name}_count{braces} {value.count}\n{name}_sum{braces} {value.total!r}\n")
-    return "".join(lines).encode()
 
 
 class _One:

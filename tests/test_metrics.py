@@ -35,7 +35,6 @@ from metadata.metrics import (
     histogram,
     info,
     render,
-    texts,
 )
 
 if TYPE_CHECKING:
@@ -133,27 +132,6 @@ def test_a_histogram_comes_out_of_a_scrape_as_it_was_counted(measured: list[floa
     for bound in SECONDS:
         assert reached[f"{bound:.12g}"] == 2 * sum(value <= bound for value in measured)
     assert reached["+Inf"] == 2 * len(measured)
-
-
-@given(values, st.sampled_from([(), ("stage",), ("stage", "way")]), st.text('a"\\\n{},=é', max_size=6))
-def test_the_text_of_a_histogram_is_read_as_that_of_the_library(
-    measured: list[float], labels: tuple[str, ...], odd: str
-) -> None:
-    """Also with labels and a help that need escapes, and with counts of more than a million."""
-    found = Histogram()
-    for value in measured:
-        found.add(value, 1_234_567)
-    of = {0: found, 1: {odd: found, "x": found}, 2: {(odd, "x"): found, ("y", odd): found}}[len(labels)]
-    table = [histogram("a_seconds", "seconds", f"Help {odd}.", lambda one: one, *labels)]
-
-    def read(text: bytes) -> list[Any]:
-        return [
-            (family.documentation, family.type, sample.name, sample.labels, sample.value)
-            for family in text_string_to_metric_families(text.decode())
-            for sample in family.samples
-        ]
-
-    assert read(b"".join(texts(table, of))) == read(b"".join(map(render, families(table, {"": of}))))
 
 
 def test_a_value_that_equals_a_bound_is_below_it() -> None:

@@ -40,7 +40,7 @@ from bookie_aio.server.bookie import listening_sockets
 from bookie_aio.structured_logging import RepeatedWarnings
 from metadata.access.bookies import join_address
 from metadata.errors import BookKeeperError, OperationTimeoutError
-from metadata.metrics import CONTENT_TYPE, of_process, render, texts
+from metadata.metrics import CONTENT_TYPE, families, of_process, render
 
 if TYPE_CHECKING:
     import socket
@@ -301,17 +301,17 @@ class HttpServer:
 
     async def _make_metrics(self) -> Answer:
         parts: list[bytes] = []
-        for text in self._texts():
-            parts.append(text)
+        for family in self._families():
+            parts.append(render(family))
             await asyncio.sleep(0)
         return Answer(200, CONTENT_TYPE, b"".join(parts))
 
-    def _texts(self) -> Iterable[bytes]:
+    def _families(self) -> Iterable[Family]:
         if self._bookie is not None:
             figures = self._bookie.figures()._replace(disk=self._disk, http=self.metrics)
-            yield from texts(METRICS, figures)
-        yield from map(render, self._more())
-        yield from map(render, of_process())
+            yield from families(METRICS, {"": figures})
+        yield from self._more()
+        yield from of_process()
 
     async def _healthz(self) -> Answer:
         bookie = self._bookie
