@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from typing import TYPE_CHECKING
 
 from client_aio.admin.replicas import parts_of
@@ -176,7 +177,7 @@ class Watched:
         if any(TaskRef.of_name(other).ledger_id == ref.ledger_id for other in self._tasks):
             return
         named = {bookie for part in parts_of(metadata) for bookie in part.bookies}
-        locked_at = self._locked_at.get(ref.ledger_id, 0.0)
+        locked_at = self._locked_at.get(ref.ledger_id, math.inf)
         wiped = {name for name, at in self._simulation.wiped.items() if at < locked_at}
         left = sorted(named.intersection(task.lost, wiped))
         self._history.require(
