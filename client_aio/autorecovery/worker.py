@@ -163,6 +163,11 @@ class Worker:
         available = self._context.pool.directory.available.values()
         return max(len({split_address(one.addresses[0])[0] for one in available}), 1)
 
+    def _waits_for_others(self, ref: TaskRef, locked: set[int]) -> bool:
+        """Return whether as many others work as may, and the task can wait: the next rest is theirs."""
+        self._is_crowded = len(locked - {ref.ledger_id}) >= self._workers_at_once and not is_urgent(ref)
+        return self._is_crowded
+
     # --- choosing a task -----------------------------------------------------------------------
 
     async def _next(self) -> TaskRef | None:
@@ -183,8 +188,7 @@ class Worker:
         ]
         if not free:
             return None
-        self._is_crowded = len(locked) >= self._workers_at_once and not is_urgent(free[0])
-        if self._is_crowded:
+        if self._waits_for_others(free[0], locked):
             return None
         # At random among equals: two workers seldom reach for the same lock.
         equals = [ref for ref in free if ref.copies == free[0].copies]
@@ -251,9 +255,7 @@ class Worker:
             return  # Another worker was first.
         try:
             # Workers that began together see each other's locks only now.
-            others = await self._tasks.locked() - {ref.ledger_id}
-            self._is_crowded = len(others) >= self._workers_at_once and not is_urgent(ref)
-            if not self._is_crowded:
+            if not self._waits_for_others(ref, await self._tasks.locked()):
                 await self._do_locked(ref, registration)
         finally:
             await release(lock)

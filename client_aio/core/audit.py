@@ -365,7 +365,7 @@ class Step(NamedTuple):
 class Courtesy:
     """How long a worker rests after each step, so that the requests of others keep their latency.
 
-    A worker does one thing after another, and rests for as long as that took: half of the time is left to
+    A worker does one thing after another, and rests for as long as each took. So half of its time is left to
     others in any case. A step that took longer than steps do on idle bookies has waited for others, who wait
     for the worker likewise. So the rest grows with the ratio of the two. The rest is bounded: repair goes on
     beside any load. A ledger that may have no copy to lose is worth more than latency: nobody rests for it.

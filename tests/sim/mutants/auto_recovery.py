@@ -105,10 +105,8 @@ MUTANTS = [
     ),
     Mutant(
         362, "all workers of a host work at once",
-        (Edit(f"{_WORKER}._next",
-              "len(locked) >= self._workers_at_once and not is_urgent(free[0])", "False"),
-         Edit(f"{_WORKER}._do",
-              "len(others) >= self._workers_at_once and not is_urgent(ref)", "False")),
+        (Edit(f"{_WORKER}._waits_for_others",
+              "len(locked - {ref.ledger_id}) >= self._workers_at_once and not is_urgent(ref)", "False"),),
         tests=("tests/integration/test_autorecovery.py", "-k", "one_host"),
     ),
     Mutant(
