@@ -38,7 +38,7 @@ from bookie_aio.wire.messages import (
     Stop,
 )
 from client_aio.admin.replicas import list_replicas
-from client_aio.bookies.connection import list_entries
+from client_aio.bookies.connection import NO_ANSWER, list_entries
 from client_aio.core.audit import Step
 from client_aio.core.digest import Digest
 from client_aio.core.read_plan import ClassRange, checked_blocks
@@ -608,7 +608,7 @@ class _Copier:
                 if isinstance(error, OperationTimeoutError):
                     self._context.pool.directory.note_failure(bookie_id)
                     self._hanging.add(bookie_id)
-                if isinstance(error, (BookieUnavailableError, OperationTimeoutError)):
+                if isinstance(error, NO_ANSWER):
                     self._unanswered.add(bookie_id)
                 failures.append(f"{bookie_id}: {error}")
                 continue

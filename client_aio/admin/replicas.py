@@ -18,14 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 from bookie_aio.wire.blocks import parse_blocks
 from bookie_aio.wire.messages import ReadAnswer, Stop
-from client_aio.bookies.connection import list_entries
+from client_aio.bookies.connection import NO_ANSWER, list_entries
 from client_aio.core.repair_plan import LostRuns, Part, complete_parts, owed, split
 from client_aio.unbounded.paged_fragments import spans
 from metadata.errors import (
     BookieUnavailableError,
     BookKeeperError,
     MalformedFrameError,
-    OperationTimeoutError,
 )
 from metadata.ids import ENTRY_ID_MAX
 
@@ -213,7 +212,7 @@ async def verify_replica(
             await _verify_range(context, await context.pool.get(bookie_id), wanted, found, digest, throttle)
     except BookKeeperError as error:
         found.error = str(error)
-        found.is_silent = isinstance(error, (BookieUnavailableError, OperationTimeoutError))
+        found.is_silent = isinstance(error, NO_ANSWER)
         found.missing = found.owed - found.intact - found.damaged
     return found
 

@@ -92,6 +92,8 @@ Outcome = Message | Failure | BookKeeperError
 OnAnswer = Callable[[Outcome, memoryview], None]
 Answer = TypeVar("Answer", bound=Message)
 
+NO_ANSWER = (BookieUnavailableError, OperationTimeoutError)
+"""The errors of `BookieConnection.call` that say nothing of what the bookie has: it did not answer."""
 NO_BODY = memoryview(b"")
 _JOINED_BYTES_MAX = 32 * 1024
 _WRITE_BUFFER_HIGH_BYTES = 1024 * 1024

@@ -17,7 +17,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from client_aio.bookies.connection import BookieConnection, connect
+from client_aio.bookies.connection import NO_ANSWER, BookieConnection, connect
 from metadata.access.bookies import BookieRecord, Orders, available_bookies, registered_bookies
 from metadata.awake import Deadline
 from metadata.errors import (
@@ -28,7 +28,6 @@ from metadata.errors import (
     MetadataError,
     NoSuchLedgerError,
     NotABookieError,
-    OperationTimeoutError,
     ProtocolError,
 )
 from metadata.ids import KEY_AVAILABLE, KEY_ORDERS
@@ -384,7 +383,7 @@ class BookiePool:
                 return await connection.call(
                     request, expected, timeout_s=timeout_s, ledger_id=ledger_id, auth=auth
                 )
-            except (BookieUnavailableError, OperationTimeoutError):
+            except NO_ANSWER:
                 if connection is not former or connection.is_open:
                     raise
         raise AssertionError(former)

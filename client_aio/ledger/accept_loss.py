@@ -21,18 +21,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from bookie_aio.wire.listing import listed
 from bookie_aio.wire.messages import ReadAnswer, ReadLacAnswer
-from client_aio.bookies.connection import list_entries
+from client_aio.bookies.connection import NO_ANSWER, list_entries
 from client_aio.core.read_plan import ClassRange, checked_blocks
 from client_aio.core.recovery import LossyEnd, believed, entered, fencing_lac_read
 from client_aio.ledger.metadata_update import VersionedLedgerMetadata
 from client_aio.ledger.recovery import recover_ledger
-from metadata.errors import (
-    BookieUnavailableError,
-    BookKeeperError,
-    LedgerRecoveryError,
-    OperationTimeoutError,
-    TooManyRequestsError,
-)
+from metadata.errors import BookKeeperError, LedgerRecoveryError, TooManyRequestsError
 from metadata.ids import ENTRY_ID_MAX, NO_ENTRY
 from metadata.model.ledger import GivenUp
 
@@ -203,7 +197,7 @@ async def _length_at(
             ledger_id=metadata.ledger_id,
         )
         blocks, _ = checked_blocks(wanted, answer, body, digest)
-    except (BookieUnavailableError, OperationTimeoutError, TooManyRequestsError) as error:
+    except (*NO_ANSWER, TooManyRequestsError) as error:
         logger.warning("ledger=%d entry=%d: %s", metadata.ledger_id, entry_id, error)
         raise _FellSilent(connection.bookie_id) from error
     except BookKeeperError as error:
