@@ -57,10 +57,8 @@ class BookieProcess:
         self.child.ignore_output()
 
     async def kill(self) -> None:
-        """SIGKILL it, and wait until it is gone."""
+        """SIGKILL it, stopped or not, and wait until it is gone. A stopped one answers nothing more."""
         assert self.child is not None
-        with suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGCONT)
         self.child.kill()
         await self.child.wait()
 
