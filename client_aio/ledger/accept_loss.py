@@ -127,8 +127,8 @@ async def _ask(
     """Fence the ledger at a bookie, then list its entries of the last fragment; None: it does not answer."""
     timeout_s, first_entry = context.config.read_timeout_s, metadata.last_fragment.first_entry
     try:
-        connection = await context.pool.get(bookie_id)
-        answer, _ = await connection.call(
+        answer, _ = await context.pool.ask(
+            bookie_id,
             fencing_lac_read(metadata),
             ReadLacAnswer,
             timeout_s=timeout_s,
@@ -137,6 +137,7 @@ async def _ask(
         )
         statement = believed(answer.statement, metadata, digest)
         # After the fence: an entry that the bookie took before it is in the list.
+        connection = await context.pool.get(bookie_id)
         rows, _ = await list_entries(connection, metadata.ledger_id, first_entry, ENTRY_ID_MAX, timeout_s)
     except BookKeeperError as error:
         logger.warning("ledger=%d bookie=%s gives no answer: %s", metadata.ledger_id, bookie_id, error)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
@@ -13,6 +13,7 @@ import client_aio.sync
 from client_aio.bookies.connection import list_entries
 from client_aio.core.log_chain import TAG
 from client_aio.ledger import accept_loss
+from client_aio.ledger.recovery import recover_ledger
 from client_aio.log.ownership import claim
 from metadata.ids import ledger_key
 from tests.support.cluster import Cluster
@@ -240,6 +241,34 @@ class TestAcceptLoss:
                 assert given_up is not None
                 assert given_up.bookies == ((lost, silent) if stays_away else (lost,))
                 assert reader.last_add_confirmed == (7 if stays_away else 8)
+
+    async def test_a_bookie_whose_connection_was_forgotten_on_the_way_is_not_recorded(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async with (
+            Cluster(tmp_path) as cluster,
+            Links(cluster.uri) as links,
+            links.connect("closer", **(IMPATIENT | {"ping_timeout_s": 0.5})) as client,
+        ):
+            ledger = await client.create_ledger()
+            await ledger.add_entry(b"0")
+            first, *lost = ledger.metadata.last_fragment.bookies
+            for name in lost:
+                await cluster[name].kill()
+            await ledger.abort()
+
+            async def fail_and_be_forgotten(*which: Any) -> NoReturn:
+                with pytest.raises(client_aio.LedgerRecoveryError) as caught:
+                    await recover_ledger(*which)
+                links["closer", first].forget()
+                raise caught.value
+
+            monkeypatch.setattr(accept_loss, "recover_ledger", fail_and_be_forgotten)
+            async with client.open_ledger(ledger.ledger_id, recover=True, accept_loss=True) as reader:
+                given_up = reader.metadata.given_up
+                assert given_up is not None
+                assert set(given_up.bookies) == set(lost)
+                assert reader.last_add_confirmed == 0
 
 
 class TestOwners:
