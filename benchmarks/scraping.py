@@ -1,11 +1,12 @@
 """Metrics: the cost of scraping every second, and whether the histograms tell the truth.
 
-    python -m benchmarks.scraping [--pairs 6] [--seconds 8] [--dir DIR]
+    python -m benchmarks.scraping [processor] [agreement] [cost] [--pairs 6] [--seconds 8] [--dir DIR]
 
 Three bookies run with `--http`; E = Qw = 3 and Qa = 2; this process writes, and scrapes.
 
 - *cost*: windows with and without a scrape of all bookies and of the client every second, in pairs whose
-  order alternates. The result is the median of the ratios within the pairs, with the least and the greatest.
+  order alternates. The result is the median of the ratios within the pairs, with their quartiles and bounds.
+  Many short windows (`--pairs 100 --seconds 1`) tell more than few long ones: the machine changes meanwhile.
 - *processor*: the processor time of a bookie for one scrape, while nothing else happens. It is exact where
   the machine is too noisy for the ratios.
 - *agreement*: p50 and p99 of an add as this process measures them, entry by entry, in rounds. Beside them
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 INTERVAL_S = 1.0
 _IN_FLIGHT = (1, 100, 1000)
+_PARTS = ["processor", "agreement", "cost"]
 _IDLE_SCRAPES = 30
 _TICKS = os.sysconf("SC_CLK_TCK")
 _HISTOGRAMS = ("bookie_aio_add_seconds", "bookie_aio_client_add_seconds")
@@ -160,11 +162,11 @@ class Bench:
         generate_latest(self.registry)
 
     async def _scrape_for_ever(self) -> None:
-        due = time.perf_counter()
+        due = time.perf_counter() - INTERVAL_S / 2  # a window of n intervals has n scrapes
         while True:
-            await self.scrape()
             due += INTERVAL_S
             await asyncio.sleep(max(0.0, due - time.perf_counter()))
+            await self.scrape()
 
     async def window(self, driver: Driver, seconds: float, *, is_scraped: bool) -> dict[str, float]:
         """Return entries per second, and the bookies' processor time for an entry, of one window."""
@@ -198,6 +200,7 @@ class Bench:
             **{
                 f"{name} with/without": {
                     "median": round(statistics.median(values), 4),
+                    "quartiles": [round(each, 4) for each in statistics.quantiles(values)[::2]],
                     "least": round(min(values), 4),
                     "greatest": round(max(values), 4),
                 }
@@ -263,8 +266,8 @@ def spread(rows: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-async def bench(directory: Path, pairs: int, seconds: float) -> dict[str, Any]:
-    """Run all parts."""
+async def bench(directory: Path, parts: list[str], pairs: int, seconds: float) -> dict[str, Any]:
+    """Run some parts on one cluster."""
     log = directory / "cluster.log"
     arguments = ("cluster", "up", "-n", "3", "--http", "-o", "jsonl", "--dir", str(directory / "cluster"))
     async with AsyncExitStack() as stack:
@@ -273,25 +276,29 @@ async def bench(directory: Path, pairs: int, seconds: float) -> dict[str, Any]:
         child.ignore_output()
         client = await stack.enter_async_context(client_aio.connect(document["metadata"]))
         bench = Bench(document, client)
-        return {
-            "processor": await bench.processor(),
-            "agreement": [
+        found: dict[str, Any] = {}
+        if "processor" in parts:
+            found["processor"] = await bench.processor()
+        if "agreement" in parts:
+            found["agreement"] = [
                 spread([await bench.agreement(one, seconds / 2) for _ in range(pairs)]) for one in _IN_FLIGHT
-            ],
-            "cost": [await bench.cost(pairs, seconds, one) for one in _IN_FLIGHT[1:]],
-        }
+            ]
+        if "cost" in parts:
+            found["cost"] = [await bench.cost(pairs, seconds, one) for one in _IN_FLIGHT[1:]]
+        return found
 
 
 def main() -> int:
     """Run it as the command line says."""
     assert __doc__ is not None
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--pairs", type=int, default=6)
-    parser.add_argument("--seconds", type=float, default=8.0)
+    parser.add_argument("parts", nargs="*", choices=_PARTS, default=_PARTS, help="default: all of them")
+    parser.add_argument("--pairs", type=int, default=6, help="windows of each kind")
+    parser.add_argument("--seconds", type=float, default=8.0, help="length of a window")
     parser.add_argument("--dir", type=Path, default=None)
     asked = parser.parse_args()
     with Workplace(asked.dir, "scraping-") as place:
-        result = run(bench(place.path, asked.pairs, asked.seconds))
+        result = run(bench(place.path, asked.parts, asked.pairs, asked.seconds))
     json.dump(result, sys.stdout, indent=2)
     print()
     return 0

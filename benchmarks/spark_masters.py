@@ -145,6 +145,18 @@ def check_refused(spark: SparkSession, bookies: Bookies) -> None:
     spark.sql("drop table declared").collect()
 
 
+def check_view(spark: SparkSession, uri: str) -> None:
+    """Try that each statement on a view sees the rows of the statements before it."""
+    options = f"(metadata '{uri}', log 'columns')"
+    spark.sql(f"create temporary view over_log using ledger options {options}").collect()
+    counts = []
+    for number in range(3):
+        counts += [row[0] for row in spark.sql("select count(*) from over_log").collect()]
+        spark.sql(f"insert into over_log values (-{number}, 'one more')").collect()
+    assert counts == [ROWS, ROWS + 1, ROWS + 2], counts
+    spark.sql("drop view over_log").collect()
+
+
 def copy(spark: SparkSession, uri: str, checkpoint: Path) -> None:
     """Stream one log to another; start again where Spark's Python did not start within its ten seconds."""
     stream = spark.readStream.format("ledger").options(metadata=uri, log="columns").load()
@@ -168,6 +180,8 @@ def check(spark: SparkSession, bookies: Bookies, folder: Path) -> None:
     frame = spark.range(0, ROWS, 1, 4).selectExpr("id", "concat('word ', cast(id as string)) as word")
     write(frame, uri, log="columns")
     check_refused(spark, bookies)
+    write(frame, uri, "overwrite", log="columns")
+    check_view(spark, uri)
     write(frame, uri, "overwrite", log="columns")
     assert read(spark, uri, log="columns").where("id % 2 = 0").count() == ROWS // 2
     write(frame.limit(3), uri, "overwrite", log="replaced")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from client_aio.spark import schemas
@@ -13,6 +14,7 @@ from client_aio.spark.passwords import password_of
 from client_aio.spark.provenance import Written
 from client_aio.spark.row_reader import Piece, RowReader
 from client_aio.spark.scan_plan import cut_into_partitions, partition_size
+from client_aio.spark.statements import Horizon, Statement
 from client_aio.sync.loop_thread import get_loop_thread
 
 if TYPE_CHECKING:
@@ -34,17 +36,25 @@ def written_of(options: ReadOptions) -> Written:
 
 
 class Pieces(InputPartition):
-    """The pieces that one task reads."""
+    """The pieces that one task reads.
 
-    def __init__(self, pieces: Sequence[Piece]) -> None:
+    Args:
+        horizon: of a plan's last partition: where the plan ended, for statements that use the plan again.
+    """
+
+    def __init__(self, pieces: Sequence[Piece], horizon: Horizon | None = None) -> None:
         super().__init__(tuple(pieces))
+        self.horizon = horizon
 
     def __repr__(self) -> str:
         return f"Pieces({len(self.value)})"
 
 
 class LedgerReader(DataSourceReader):
-    """A batch read: everything readable when the read was planned."""
+    """A batch read: everything readable when the read was planned.
+
+    A later statement that uses the plan again sees what the statements before it have added, too.
+    """
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._options = options
@@ -55,16 +65,32 @@ class LedgerReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         """Ask the cluster for the readable stretches, and cut them into partitions."""
 
-        async def ask(catalog: Catalog) -> list[Found]:
-            return await catalog.stretches()
+        async def ask(catalog: Catalog) -> tuple[int, list[Found]]:
+            return catalog.now_ms(), await catalog.stretches()
 
-        found = get_loop_thread().run(with_catalog(self._options, ask))
-        return list(partitions_of(found, self._options.partition_bytes))
+        planned_ms, found = get_loop_thread().run(with_catalog(self._options, ask))
+        partitions = list(partitions_of(found, self._options.partition_bytes)) or [Pieces(())]
+        logs, stretches = self._options.log, [one.stretch for one in found]
+        partitions[-1].horizon = Horizon.of(logs, stretches, planned_ms) if logs else None
+        return [*partitions]
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
         """Read a partition, in a task."""
+        assert isinstance(partition, Pieces)
         reader = row_reader(self._options, self._written, self._schema)
-        return reader.read(partition.value or ())
+        return reader.read([*partition.value, *self._added_since(partition.horizon)])
+
+    def _added_since(self, horizon: Horizon | None) -> list[Piece]:
+        """Return what earlier statements have added, in a task of a statement that uses the plan again."""
+        statement = Statement.of(TaskContext.get())
+        if horizon is None or statement is None or statement.began_ms <= horizon.planned_ms:
+            return []
+
+        async def ask(catalog: Catalog) -> list[Found]:
+            return await horizon.added_before(statement, catalog)
+
+        found = get_loop_thread().run(with_catalog(self._options, ask))
+        return [Piece(one.stretch, _written(one)) for one in found]
 
 
 def row_reader(options: ReadOptions, written: Written, schema: StructType) -> RowReader:
@@ -96,8 +122,12 @@ def row_reader(options: ReadOptions, written: Written, schema: StructType) -> Ro
 def partitions_of(found: Sequence[Found], partition_bytes: int | None) -> Iterator[Pieces]:
     """Cut the found stretches into partitions."""
     # By ledger id and not by row id: two logs may have the same row id for different ledgers.
-    said = {one.stretch.ledger_id: one.written or Written() for one in found}
+    said = {one.stretch.ledger_id: _written(one) for one in found}
     all_stretches = [one.stretch for one in found]
     size = partition_size(all_stretches) if partition_bytes is None else partition_bytes
     for stretches in cut_into_partitions(all_stretches, size):
         yield Pieces([Piece(stretch, said[stretch.ledger_id]) for stretch in stretches])
+
+
+def _written(found: Found) -> Written:
+    return found.written or Written()

@@ -19,9 +19,9 @@ import client_aio
 from client_aio.log.add_ledgers import JOBS_LOG
 from client_aio.spark.options import AWAY, Outage
 from client_aio.spark.passwords import password_of, unlock
-from client_aio.spark.provenance import Written, as_meant
+from client_aio.spark.provenance import APPLICATION, Written, as_meant
 from client_aio.spark.row_reader import LOST
-from client_aio.spark.scan_plan import Stretch
+from client_aio.spark.scan_plan import Stretch, between
 from metadata.errors import BookieUnavailableError, InvalidArgumentError, NoSuchLedgerError
 from metadata.ids import NO_ENTRY
 
@@ -191,6 +191,26 @@ class Catalog:
             if row.log is not None and not stretch.is_complete:
                 stopped.add(row.log)
             found.append(Found(stretch, Written.of_custom(one.custom) if stretch.entries else None))
+        return found
+
+    async def added_by(self, application: str, log: str, since: Place, before_ms: int) -> list[Found]:
+        """Return what a log holds from a place on, up to the last ledger that an application added by a time.
+
+        The answer is the same whenever it is asked, while nothing is truncated or replaced: that addition has
+        closed all ledgers before it.
+        """
+        rows = [
+            row
+            for row in rows_of(await self.log_metadata(log))
+            if row.row_id >= since.row_id and row.created_ms is not None and row.created_ms < before_ms
+        ]
+        name = application.encode()
+        metadata = await self._metadata_of(rows)
+        while metadata and (metadata[-1] is None or metadata[-1].custom.get(APPLICATION) != name):
+            metadata.pop()
+        found = []
+        for each in await self.stretches(rows[: len(metadata)]):
+            found += [replace(each, stretch=one) for one in between([each.stretch], since) if one.entries]
         return found
 
     async def _metadata_of(self, rows: Sequence[Listed]) -> list[LedgerMetadata | None]:

@@ -10,6 +10,7 @@ recognised by them. A log's tags name the encoding of the whole log.
     spark.log           of a ledger: the log that it is to be added to
     spark.job           of a ledger: the job that wrote it, a batch job's id or a streaming query's
     spark.batch         of a ledger: the number of the query's micro-batch
+    spark.application   of a batch job's ledger: the application that wrote it (`statements`)
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ ROWS = "spark.rows"
 LOG = JOBS_LOG
 JOB = "spark.job"
 BATCH = "spark.batch"
+APPLICATION = "spark.application"
 
 _SCHEMA_BYTES_MAX = 4 * 1024 * 1024
 _CUSTOM_BYTES_MAX = 60 * 1024

@@ -20,7 +20,12 @@ from client_aio.spark import provenance, schemas
 from client_aio.spark.encoding import Decoded, Format, UndecodableEntryError, decode
 from client_aio.spark.options import AWAY, OUTAGE_S, Outage
 from client_aio.spark.scan_plan import position_column
-from metadata.errors import DigestMismatchError, EntryUnknownError, NoSuchEntryError
+from metadata.errors import (
+    DigestMismatchError,
+    EntryUnknownError,
+    NoSuchEntryError,
+    NoSuchLedgerError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -95,6 +100,7 @@ class RowReader:
         Raises:
             DigestMismatchError, EntryUnknownError, NoSuchEntryError, UndecodableEntryError: an entry cannot
                 be read or decoded, and the read is not permissive.
+            NoSuchLedgerError: a ledger was deleted since the read was planned.
             BookKeeperError: bookies or the metadata store were out of reach for too long.
         """
         settings = {**SETTINGS, "metadata_timeout_s": self._outage_timeout_s}
@@ -118,6 +124,14 @@ class RowReader:
                 return
             except AWAY as error:
                 time.sleep(outage.pause_s(error, time.monotonic(), asked))
+            except NoSuchLedgerError as error:
+                if stretch.log is None:
+                    raise
+                raise NoSuchLedgerError(
+                    f"ledger {stretch.ledger_id} is gone: log {stretch.log!r} was overwritten or truncated "
+                    "since the read was planned. Load the log again, or create the view again",
+                    ledger_id=stretch.ledger_id,
+                ) from error
 
     def _entries(
         self, reader: client_aio.sync.LedgerReader, first: int, last: int, known_lac: int

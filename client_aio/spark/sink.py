@@ -29,6 +29,7 @@ from client_aio.spark import commits, provenance, schemas
 from client_aio.spark.fingerprint import Fingerprint
 from client_aio.spark.options import NO_TABLES, WriteOptions, parse_write
 from client_aio.spark.passwords import settled
+from client_aio.spark.statements import application_of
 from client_aio.spark.write_task import Job, WrittenLedger, write_partition
 from client_aio.sync.loop_thread import get_loop_thread
 from metadata.errors import InvalidArgumentError
@@ -167,7 +168,8 @@ class BatchWriter(DataSourceArrowWriter):
         task = TaskContext.get()
         assert task is not None
         _refuse_new_table(task)
-        ledgers = () if self._is_skipped else write_partition(self._job, iterator)
+        job = replace(self._job, application=application_of(task))
+        ledgers = () if self._is_skipped else write_partition(job, iterator)
         return Partition(task.partitionId(), ledgers)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:

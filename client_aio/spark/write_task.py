@@ -65,6 +65,8 @@ class Job:
     """The frame's columns in the log's order."""
     content: str = ""
     """The fingerprint of a micro-batch's rows; the driver puts it together from those of the tasks."""
+    application: str | None = None
+    """The application of a batch job, where a task knows it."""
 
     def custom(self) -> dict[str, bytes]:
         """Return the custom metadata of the job's ledgers."""
@@ -73,6 +75,8 @@ class Job:
         custom[provenance.JOB] = self.job_id.encode()
         if self.batch_id is not None:
             custom[provenance.BATCH] = str(self.batch_id).encode()
+        if self.application is not None:
+            custom[provenance.APPLICATION] = self.application.encode()
         return custom
 
 

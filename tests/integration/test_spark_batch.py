@@ -289,7 +289,6 @@ def test_sql_reads_and_writes_through_views_and_makes_no_table(spark: SparkSessi
     spark.sql(f"create temporary view sql_view {view}")
     assert spark.sql("select count(*) from sql_view").first()[0] == 3
     spark.sql("insert into sql_view values (9)")
-    spark.sql(f"create or replace temporary view sql_view {view}")
     assert sorted(row.id for row in spark.sql("select * from sql_view").collect()) == [0, 1, 2, 9]
     spark.sql("drop view sql_view")
 
