@@ -385,6 +385,8 @@ def judge_ids(
         found = (*events, SetBack(token, bookie_id, counter, at, []))
     # The ages that this bookie saw of others are evidence from before. What it saw since counts for nothing.
     found = tuple(event if event.token in known else _with_ages(event, file.peers) for event in found)
+    if is_new:  # an operator has answered for the bookies of that time, and this one has nothing of it
+        found = tuple(event.answer_for([bookie_id]) if event.answered else event for event in found)
     ended = file.end_start()
     seen = [tuple(event.ages[bookie_id]) for event in found if bookie_id in event.ages]
     beyond = tuple((token, number) for token, number in seen if not file.has_reached(token, number))
@@ -414,6 +416,16 @@ def _with_ages(event: SetBack, peers: Iterable[tuple[str, str, int]]) -> SetBack
         if peer not in ages or ages[peer][1] < number:
             ages[peer] = [token, number]
     return replace(event, ages=ages)
+
+
+def unanswered_below(events: Sequence[SetBack], bookie_id: str) -> int:
+    """Return the id below which the metadata may be older than what the bookie holds; 0 for nowhere.
+
+    A doubt that ended by itself is no answer. The store lists what the bookie holds, and yet a ledger that it
+    does not list may be on other bookies. A ledger that it lists may have been repaired since the copy. Only
+    an operator knows that no newer copy will come back.
+    """
+    return max((event.raised_to for event in events if bookie_id not in event.answered), default=0)
 
 
 def not_free_below(events: Sequence[SetBack]) -> int:

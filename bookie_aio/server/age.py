@@ -18,7 +18,8 @@ store cannot be set back unnoticed behind the last such moment, nor the director
 store is no copy from before the last raise. Rule 15: without that proof "no such node" drops nothing.
 
 An operator answers a doubt (`bookie-aio bookie accept-metadata`). A doubt ends by itself once the store lists
-every ledger that is in doubt here.
+every ledger that is in doubt here. Then the bookie drops ledgers again. `unanswered_below` stays until the
+answer: the store may be older than what this bookie and others hold all the same.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from bookie_aio.core.identity import (
     judge_age,
     judge_ids,
     not_free_below,
+    unanswered_below,
 )
 from bookie_aio.storage.crash_recovery import EarlierRun
 from bookie_aio.storage.disk.disk import write_file
@@ -135,10 +137,19 @@ class BookieAge:
         """Return the id below which no new ledger may be made, by the events known of."""
         return not_free_below(self._events)
 
+    @property
+    def unanswered_below(self) -> int:
+        """Return the id below which the metadata may be older than what this bookie holds.
+
+        There no ledger is evicted, no id is folded, and no mark is lifted. See `identity.unanswered_below`.
+        """
+        return max(self.in_doubt_below, unanswered_below(self._events, self._bookie_id))
+
     def doubt_as_json(self) -> dict[str, object] | None:
-        """Return the doubt as `bookie info` shows it; None where there is none."""
-        file = self._file
-        return {"event": file.doubt, "in_doubt_below": file.in_doubt_below} if file.doubt else None
+        """Return what `bookie info` shows after a set-back of the metadata; None: all is answered."""
+        if not self.unanswered_below:
+            return None
+        return {"in_doubt_below": self.in_doubt_below, "unanswered_below": self.unanswered_below}
 
     # --- the start -----------------------------------------------------------------------------
 
@@ -304,6 +315,16 @@ class BookieAge:
             if peers != self._file.peers:
                 await self._write_or_keep(replace(self._file, peers=peers))
 
+    async def learn_events(self) -> None:
+        """Read the events of the metadata store, and adopt those that are new.
+
+        Raises:
+            MetadataError: the metadata store cannot be reached.
+        """
+        async with self._lock:
+            if (await SetBacks.read(self._store)).events != self._events:
+                await self._judge_ids()
+
     def _tell_of_doubt(self, counter: int) -> None:
         log.error(
             "the metadata store was set back to an older copy: no ledger in doubt is dropped until "
@@ -433,7 +454,8 @@ class BookieAge:
         async with self._lock:
             await self._write_or_keep(replace(self._file, doubt="", in_doubt_below=0))
         log.warning(
-            "the metadata store lists every ledger held here: the doubt is over",
+            "the metadata store lists every ledger held here: the doubt is over. Nothing is evicted, and no "
+            "mark is lifted, until `bookie-aio bookie accept-metadata` answers",
             extra=fields(bookie=self._bookie_id),
         )
 
@@ -456,9 +478,7 @@ class BookieAge:
             try:
                 async with aclosing(self._store.watch(KEY_SET_BACKS)) as changes:
                     async for _ in changes:
-                        async with self._lock:
-                            if (await SetBacks.read(self._store)).events != self._events:
-                                await self._judge_ids()
+                        await self.learn_events()
             except Exception as error:
                 self._warn("the events of the metadata store could not be read", error)
             await asyncio.sleep(self._config.age_interval_s)

@@ -36,6 +36,11 @@ data. Ids at or above the floor may belong to a client's block, and be created l
 The marks of all ledgers end in a sweep in which no listed ledger up to their bound needs them any more. The
 floor has to be above the bound then. `bookie_aio.core.healing` has the decision.
 
+After a set-back of the metadata nothing is dropped while this bookie is in doubt. A doubt ends by itself once
+the store lists what is held here. What others hold, and which bookies a newer copy names, is not known by
+that. So below the ids of that time nothing is evicted or folded, and no mark is lifted, until an operator has
+answered for this bookie (`bookie_aio.server.age`).
+
 The storage frees the space (`bookie_aio.storage.maintenance.compactor`).
 """
 
@@ -154,6 +159,9 @@ class LedgerGarbageCollector:
         dropped = 0
         mark = self._engine.marking.number
         self.floor = await self._ledgers.floor()  # before the listing: see the id floor
+        await (
+            self._age.learn_events()
+        )  # behind the floor, which is raised above a lost id only after the event
         unlisted, gone = await self._compare(held, self.floor)
         for ledger_id in unlisted:
             if ledger_id >= self._age.in_doubt_below:
@@ -162,13 +170,15 @@ class LedgerGarbageCollector:
             await self._age.check()
             await self._age.resolve_doubt()
         await self._forget_unnamed(held)
-        if self._age.in_doubt_below:
-            self._gone = IdRanges()  # an id that is not listed need not be gone
-        elif self.floor:
+        below = self._age.unanswered_below  # there an id that is not listed need not be gone
+        if self.floor > below:
             await self.check_cluster()
             await self._age.check()
-            await self._end_marks(mark, gone)
-            await self._fold(gone)
+            if not below:
+                await self._end_marks(mark, gone)
+            await self._fold([(max(first, below), last) for first, last in gone if last >= below])
+        else:
+            self._gone = IdRanges()
         if not self._age.in_doubt_below:
             await self._raise_floor()
         self.sweeps += 1
@@ -205,7 +215,7 @@ class LedgerGarbageCollector:
         eviction_candidates.intersection_update(self._unnamed)
         later = held[bisect_right(held, self._looked_upto) :][:_LOOKED_AT_ONCE]
         self._looked_upto = later[-1] if len(later) == _LOOKED_AT_ONCE else -1
-        below = self._age.in_doubt_below  # an older copy does not know that a repair brought a ledger here
+        below = self._age.unanswered_below  # an older copy does not know that a repair brought a ledger here
         candidates = sorted({*later, *self._unnamed})
         looked_at = [one for one in candidates if one >= below and self._has_entries(one)]
         if not looked_at:
@@ -404,7 +414,7 @@ class LedgerGarbageCollector:
         """
         await self.check_cluster()
         await self._age.check()
-        if ledger_id < self._age.in_doubt_below:
+        if ledger_id < self._age.unanswered_below:
             raise MetadataSetBackError(
                 f"the metadata store was set back to an older copy, which may know less of ledger "
                 f"{ledger_id} than this bookie did: wait until `bookie-aio bookie accept-metadata` answers"

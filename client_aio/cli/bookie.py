@@ -483,10 +483,7 @@ async def accept_metadata(
         is_done = bool(waiting) and not dry_run
         if is_done:
             ask(f"Let {', '.join(waiting)} drop {len(in_doubt)} ledgers, for good?", is_answered=yes)
-            answered = [
-                replace(event, answered=sorted({*event.answered, *waiting})) for event in found.events
-            ]
-            await found.replace(store, answered)
+            await found.replace(store, [event.answer_for(waiting) for event in found.events])
         down = sorted(set(await registered_bookies(store)) - set(running))
     output.document(
         {

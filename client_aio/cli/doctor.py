@@ -195,9 +195,15 @@ def _metadata(seen: Observed) -> Found:
 
 def _set_back(seen: Observed) -> Found:
     for name, figures in seen.figures.items():
-        if figures["metadata_set_back"]:
+        if found := figures["metadata_set_back"]:
             action = "run `bookie-aio bookie accept-metadata --dry-run` (docs/OPERATING.md, restore)"
-            yield name, "the metadata store is older than the bookie", action
+            evidence = (
+                "the metadata store is older than the bookie: nothing given out before is dropped"
+                if found.get("in_doubt_below")
+                else "the metadata store was set back, and nobody has accepted it: the bookie keeps what "
+                "others have, and heals no mark"
+            )
+            yield name, evidence, action
 
 
 def _versions(seen: Observed) -> Found:

@@ -17,7 +17,7 @@ import asyncio
 import contextlib
 import json
 import logging
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from metadata.errors import (
@@ -42,7 +42,7 @@ from metadata.ids import (
 from metadata.model.record import Record
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from metadata.store import MetadataStore, Version
 
@@ -166,6 +166,10 @@ class SetBack(Record):
     raised_to: int
     answered: list[str]
     ages: dict[str, list[Any]] = field(default_factory=dict)
+
+    def answer_for(self, bookies: Iterable[str]) -> SetBack:
+        """Return the event with these bookies among those that are answered for."""
+        return replace(self, answered=sorted({*self.answered, *bookies}))
 
     def _check(self) -> None:
         _require(isinstance(self.token, str) and bool(self.token), "token")

@@ -9,12 +9,14 @@ import shutil
 import struct
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
 
 from bookie_aio.core.identity import SET_BACK_JUMP, AgeFile
 from bookie_aio.server.bookie import Bookie
+from bookie_aio.storage.journal import when_durable
 from bookie_aio.storage.segment.format import AGE
 from bookie_aio.wire.messages import (
     AddFlag,
@@ -322,9 +324,7 @@ async def test_metadata_set_back_drop_nothing_until_an_operator_answers(
     await make(fresh, client, new)
     await LedgerStore(fresh.store()).delete(new)
     assert (await client.call(Delete(new))).status is Status.OK
-    store = fresh.store()
-    found = await SetBacks.read(store)
-    await found.replace(store, [replace(event, answered=["b1"]) for event in found.events])
+    await answer_for(fresh, "b1")
     await poll(lambda: not bookie.age.in_doubt_below)
     assert await bookie._ledger_gc.sweep() == 3
     assert await held(client) == [0, 1, 2]
@@ -349,6 +349,102 @@ async def test_the_newest_metadata_put_back_end_the_doubt(fresh: Bookies) -> Non
     client = await fresh.connect(bookie)
     await LedgerStore(fresh.store()).delete(3)
     assert (await client.call(Delete(3))).status is Status.OK
+
+
+async def answer_for(bookies: Bookies, *bookie_ids: str) -> None:
+    """Answer for bookies, as an operator does."""
+    found = await SetBacks.read(bookies.store())
+    await found.replace(bookies.store(), [event.answer_for(bookie_ids) for event in found.events])
+
+
+async def set_back(bookies: Bookies, older: MemoryTree, **settings: float) -> Bookie:
+    """Start the bookie on older metadata that list all it holds: its doubt ends with the first sweep."""
+    bookies.tree = older
+    bookie = await bookies.start(sweep_interval_s=3600.0, **settings)
+    assert bookie.age.in_doubt_below
+    assert bookie._ledger_gc is not None
+    assert await bookie._ledger_gc.sweep() == 0
+    assert not bookie.age.in_doubt_below
+    return bookie
+
+
+async def test_older_metadata_that_list_a_ledger_evict_no_copy_of_it_until_an_operator_answers(
+    fresh: Bookies,
+) -> None:
+    """They may name the bookies of before a repair, whose copies are gone."""
+    bookie = await fresh.start(sweep_interval_s=3600.0)
+    client, ledgers = await fresh.connect(bookie), LedgerStore(fresh.store())
+    (repaired,) = await draw(fresh, 1)
+    metadata = LedgerMetadata.new(repaired, **(SIZES | {"bookies": ["b9"]})).close(0, 1)
+    await ledgers.create_ledger(metadata)
+    older = copy_of(fresh.tree)
+    assert (await client.add(repaired, 0, [b"0"], flags=AddFlag.REPAIR)).status is Status.OK
+    metadata, version = await ledgers.read(repaired)
+    await ledgers.compare_and_set(metadata.replace_bookie(0, "b9", "b1"), version)
+    await bookie.close()
+    bookie = await set_back(fresh, older, unnamed_grace_s=0.01)
+    gc, client = bookie._ledger_gc, await fresh.connect(bookie)
+    assert gc is not None
+    for _ in range(3):
+        await gc.sweep()
+        await asyncio.sleep(0.02)  # longer than the grace period
+    assert (gc.forgotten, await held(client)) == (0, [repaired])
+    shown = json.loads((await client.call(Info())).body)["metadata_set_back"]
+    assert shown["in_doubt_below"] == 0 < repaired + 1 <= shown["unanswered_below"]
+    await answer_for(fresh, "b1")
+    async with asyncio.timeout(WAIT_S):
+        while not gc.forgotten:
+            await gc.sweep()
+    assert json.loads((await client.call(Info())).body)["metadata_set_back"] is None
+
+
+async def test_ids_that_older_metadata_do_not_list_are_not_gone_until_an_operator_answers(
+    fresh: Bookies,
+) -> None:
+    """Other bookies may hold ledgers of these ids, and this one may have lost its copies."""
+    bookie = await fresh.start(sweep_interval_s=3600.0)
+    await make(fresh, await fresh.connect(bookie), *await draw(fresh, 1))
+    older = copy_of(fresh.tree)
+    (lost,) = await draw(fresh, 1)
+    await LedgerStore(fresh.store()).create_ledger(LedgerMetadata.new(lost, **SIZES))
+    assert bookie._engine is not None
+    await when_durable(partial(bookie._engine.marking.mark_all, lost))
+    await bookie.close()
+    bookie = await set_back(fresh, older)
+    gc, engine = bookie._ledger_gc, bookie._engine
+    assert gc is not None
+    assert engine is not None
+    # The only ledger that is listed needs no mark any more.
+    ledgers = LedgerStore(fresh.store())
+    metadata, version = await ledgers.read(0)
+    await ledgers.compare_and_set(metadata.replace_bookie(0, "b1", "b9").close(0, 1), version)
+    await ledgers.raise_floor((await draw(fresh, 1)).start)
+    assert bookie.age.unanswered_below < await ledgers.floor()
+    for _ in range(3):
+        await gc.sweep()
+    assert (engine.is_deleted(lost), engine.is_damaged(lost)) == (False, True)
+    await answer_for(fresh, "b1")
+    await poll(lambda: not bookie.age.unanswered_below)
+    for _ in range(3):
+        await gc.sweep()
+    assert (engine.is_deleted(lost), engine.marking.number) == (True, 0)
+
+
+async def test_an_answer_covers_bookies_that_are_formatted_later(fresh: Bookies) -> None:
+    bookie = await fresh.start(sweep_interval_s=3600.0)
+    older = copy_of(fresh.tree)
+    await make(fresh, await fresh.connect(bookie), *await draw(fresh, 1))
+    await bookie.close()
+    fresh.tree = older
+    bookie = await fresh.start(sweep_interval_s=3600.0)
+    early = await fresh.start("b2")
+    assert not early.age.in_doubt_below
+    assert early.age.unanswered_below == bookie.age.unanswered_below > 0
+    await answer_for(fresh, "b1")
+    assert not (await fresh.start("b3")).age.unanswered_below
+    assert [event.answered for event in (await SetBacks.read(fresh.store())).events] == [["b1", "b3"]]
+    await poll(lambda: not bookie.age.unanswered_below)
+    assert early.age.unanswered_below  # it ran, and nobody has answered for it
 
 
 async def test_a_store_set_back_under_a_running_bookie_is_noticed_before_anything_is_dropped(

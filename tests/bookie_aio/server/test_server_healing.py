@@ -11,6 +11,7 @@ import pytest
 
 from bookie_aio.storage.journal import when_durable
 from bookie_aio.wire.messages import AddFlag, Failure, LiftMark, LiftMarkAnswer, Status
+from metadata.access.bookies import SetBack
 from metadata.access.ledgers import LEDGER_SEQUENCE, LedgerStore
 from metadata.backends.memory import MemoryTree
 from metadata.ids import TERM_FINAL
@@ -127,19 +128,24 @@ async def test_marks_of_unbounded_ledgers_are_lifted_outside_of_their_last_fragm
     assert (engine_of(bookie).term(8), engine_of(bookie).is_damaged(8)) == (0, False)
 
 
+@pytest.mark.parametrize("is_in_doubt", [True, False], ids=["in doubt", "unanswered"])
 async def test_no_mark_is_lifted_by_the_word_of_an_older_copy(
-    ledgers: LedgerStore, bookie: Bookie, client: RawClient
+    ledgers: LedgerStore, bookie: Bookie, client: RawClient, is_in_doubt: bool
 ) -> None:
     await create(ledgers, 7, "b1", last=-1)
     await lose(bookie)
     mark, age = await ask(client, 7), gc_of(bookie)._age
     assert isinstance(mark, int)
-    before, age._file = age._file, replace(age._file, doubt="an event", in_doubt_below=IDS)
+    before = age._file, age._events
+    if is_in_doubt:
+        age._file = replace(age._file, doubt="an event", in_doubt_below=IDS)
+    else:
+        age._events = (SetBack("an event", "b2", 0, IDS, []),)
     answer = await client.call(LiftMark(7, mark))
     assert answer.status is Status.INTERNAL_ERROR
     assert "set back to an older copy" in str(answer.message)
     assert engine_of(bookie).is_damaged(7)
-    age._file = before
+    age._file, age._events = before
     assert await ask(client, 7, mark) == 0
 
 

@@ -183,13 +183,17 @@ class Words:
 
     def deleted(self, bookie: str, ledger_id: int) -> None:
         """Note that a bookie said that a ledger is deleted."""
+        self.drops(bookie, ledger_id)
+        self._deleted.setdefault((bookie, ledger_id), self._history.now())
+
+    def drops(self, bookie: str, ledger_id: int) -> None:
+        """Note that a bookie is about to bury a ledger, or says that it has."""
         record = self._history.ledger(ledger_id)
         self._history.require(
             record.metadata is None or record.is_gone or ledger_id in self._late,
             "OnlyTheDeletedIsDropped",
             lambda: f"{bookie} says that ledger {ledger_id} is deleted, which is there",
         )
-        self._deleted.setdefault((bookie, ledger_id), self._history.now())
 
     def has_not(self, bookie: str, ledger_id: int, entry_id: int, content_term: int, asked_at: int) -> None:
         """Note that a bookie said "no such entry"."""

@@ -48,6 +48,9 @@ class Upkeep:
         self.floor_after_s = rng.uniform(0.5, 3.0) if rng.random() < 0.5 else 3600.0
         if self.floor_after_s < 10.0:
             self.sweep_interval_s = min(self.sweep_interval_s, 1.0)
+        if any(fault.kind == "metadata_set_back" for fault in plan.faults):
+            # So soon that it has passed the ids of before the copy when the run ends.
+            self.floor_after_s, self.sweep_interval_s = min(self.floor_after_s, 0.4), 0.3
         self.bookie = _followed(simulation, self.floor_after_s)
 
 
@@ -61,7 +64,7 @@ def _followed(simulation: Simulation, floor_after_s: float) -> type[Bookie]:
             assert self._ledger_gc is not None
             self._ledger_gc.floor_after_s = floor_after_s
             followed = _FollowedEngine(self._engine)
-            followed.append_tombstone = _folding(simulation, self._engine)
+            followed.append_tombstone = _folding(simulation, self.bookie_id, self._engine)
             followed.append_forget = _forgetting(simulation, self.bookie_id, self._engine)
             self._ledger_gc._engine = cast("Engine", followed)
             _follow_scrubbing(simulation, self._engine)
@@ -103,10 +106,12 @@ def _forgetting(simulation: Simulation, name: str, engine: Engine) -> Callable[.
     return append_forget
 
 
-def _folding(simulation: Simulation, engine: Engine) -> Callable[..., None]:
-    stats, tombstone = simulation.stats, engine.append_tombstone
+def _folding(simulation: Simulation, name: str, engine: Engine) -> Callable[..., None]:
+    stats, history, tombstone = simulation.stats, simulation.history, engine.append_tombstone
 
     def append_tombstone(ledger_id: int, done: Any, *, last: int = -1) -> None:
+        for one in [one for one in history.ledgers if ledger_id <= one <= max(ledger_id, last)]:
+            history.words.drops(name, one)
         tombstone(ledger_id, done, last=last)
         if last >= ledger_id:
             stats["ids_folded"] += last + 1 - ledger_id

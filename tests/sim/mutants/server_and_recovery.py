@@ -300,6 +300,29 @@ MUTANTS = [
         tests=("tests/bookie_aio/server/test_server_age.py", "-k", "until_an_operator_answers"),
     ),
     Mutant(
+        363, "ids that older metadata do not list are folded once a doubt has ended by itself",
+        (Edit("bookie_aio.server.ledger_gc:LedgerGarbageCollector.sweep",
+              "below = self._age.unanswered_below", "below = self._age.in_doubt_below"),),
+        ("set-back-metadata",),
+    ),
+    Mutant(
+        364, "what older metadata say others keep is evicted once a doubt has ended by itself",
+        (Edit("bookie_aio.server.ledger_gc:LedgerGarbageCollector._forget_unnamed",
+              "below = self._age.unanswered_below", "below = self._age.in_doubt_below"),),
+        tests=("tests/bookie_aio/server/test_server_age.py", "-k", "evict_no_copy"),
+    ),
+    Mutant(
+        365, "marks end by the word of older metadata once a doubt has ended by itself",
+        (Edit("bookie_aio.server.ledger_gc:LedgerGarbageCollector.sweep", "if not below:", "if True:"),),
+        tests=("tests/bookie_aio/server/test_server_age.py", "-k", "are_not_gone"),
+    ),
+    Mutant(
+        366, "a mark is lifted by the word of older metadata once a doubt has ended by itself",
+        (Edit("bookie_aio.server.ledger_gc:LedgerGarbageCollector.check_store",
+              "if ledger_id < self._age.unanswered_below:", "if ledger_id < self._age.in_doubt_below:"),),
+        tests=("tests/bookie_aio/server/test_server_healing.py", "-k", "older_copy"),
+    ),
+    Mutant(
         145, "an id that was drawn a moment ago is refused without another look at the counter",
         (Edit("bookie_aio.server.dispatcher:Dispatcher._take",
               "self._given_ids.wait(peer, ledger_id, len(body), go_on, may_wait_aside=is_aside)",
