@@ -418,16 +418,6 @@ def _with_ages(event: SetBack, peers: Iterable[tuple[str, str, int]]) -> SetBack
     return replace(event, ages=ages)
 
 
-def unanswered_below(events: Sequence[SetBack], bookie_id: str) -> int:
-    """Return the id below which the metadata may be older than what the bookie holds; 0 for nowhere.
-
-    A doubt that ended by itself is no answer. The store lists what the bookie holds, and yet a ledger that it
-    does not list may be on other bookies. A ledger that it lists may have been repaired since the copy. Only
-    an operator knows that no newer copy will come back.
-    """
-    return max((event.raised_to for event in events if bookie_id not in event.answered), default=0)
-
-
 def not_free_below(events: Sequence[SetBack]) -> int:
     """Return the id below which no new ledger may be made: a client may have drawn such ids from a copy."""
     return max((event.raised_to for event in events), default=0)

@@ -40,14 +40,13 @@ from bookie_aio.core.identity import (
     judge_age,
     judge_ids,
     not_free_below,
-    unanswered_below,
 )
 from bookie_aio.storage.crash_recovery import EarlierRun
 from bookie_aio.storage.disk.disk import write_file
 from bookie_aio.storage.journal import when_durable
 from bookie_aio.storage.segment.format import AGE
 from bookie_aio.structured_logging import fields
-from metadata.access.bookies import AgeRecord, BookieRecord, SetBacks
+from metadata.access.bookies import AgeRecord, BookieRecord, SetBacks, unanswered_below
 from metadata.access.ledgers import LEDGER_SEQUENCE
 from metadata.errors import (
     CookieMismatchError,
@@ -141,7 +140,7 @@ class BookieAge:
     def unanswered_below(self) -> int:
         """Return the id below which the metadata may be older than what this bookie holds.
 
-        There no ledger is evicted, no id is folded, and no mark is lifted. See `identity.unanswered_below`.
+        There no ledger is evicted, no id is folded, and no mark is lifted. See `unanswered_below`.
         """
         return max(self.in_doubt_below, unanswered_below(self._events, self._bookie_id))
 

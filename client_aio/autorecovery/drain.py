@@ -39,11 +39,13 @@ from metadata.access.bookies import (
     REMOVED,
     Order,
     Orders,
+    SetBacks,
     await_obedience,
     change_order,
     is_retired,
     registered_bookies,
     retire,
+    unanswered_below,
 )
 from metadata.access.repair_tasks import REASON_LEAVING, RepairTask, RepairTasks, TaskRef
 from metadata.errors import (
@@ -182,12 +184,15 @@ class Drain:
         Raises:
             NoSuchKeyError: there is no such bookie, or no such successor.
             InvalidArgumentError: the bookie is its own successor.
-            InvalidTransitionError: the bookie has left already; or the successor takes no entries.
+            InvalidTransitionError: the bookie has left already; or the successor takes no entries; or the
+                bookie runs, and the metadata may be older than what it holds.
             MetadataCorruptError: the metadata of a ledger do not parse: it may name the bookie.
         """
         await self._context.pool.directory.refresh()
         await self._check_names()
         running = self._context.pool.directory.available
+        if self._bookie_id in running:
+            await self._check_answered()
         plan = DrainPlan(self._bookie_id, self._successor, self._bookie_id in running)
         usable = [name for name, one in running.items() if one.is_writable and name != self._bookie_id]
         plan.ties, plan.stuck = await self._scan(usable)
@@ -252,6 +257,14 @@ class Drain:
             raise InvalidTransitionError(
                 f"bookie {self._successor} is {'down' if record is None else 'read-only'}, so it cannot take "
                 f"the place of {self._bookie_id}"
+            )
+
+    async def _check_answered(self) -> None:
+        """Check that the metadata are not older than what the bookie holds: it may have the only copies."""
+        if unanswered_below((await SetBacks.read(self._store)).events, self._bookie_id):
+            raise InvalidTransitionError(
+                "the metadata store was set back to an older copy, which may know less of what bookie "
+                f"{self._bookie_id} holds: first answer with `bookie-aio bookie accept-metadata`"
             )
 
     def _begin(self, order: Order | None) -> Order:

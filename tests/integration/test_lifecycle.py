@@ -13,7 +13,15 @@ import client_aio
 from client_aio.autorecovery.drain import Drain, cancel_drain
 from client_aio.autorecovery.survey import survey
 from client_aio.core.audit import Condition
-from metadata.access.bookies import DRAINING, READ_ONLY, Order, available_bookies, change_order
+from metadata.access.bookies import (
+    DRAINING,
+    READ_ONLY,
+    Order,
+    SetBack,
+    SetBacks,
+    available_bookies,
+    change_order,
+)
 from metadata.errors import InvalidTransitionError, LedgerRepairError
 from metadata.ids import KEY_COOKIES, KEY_ORDERS, KEY_REPAIR_LOCKS
 from tests.integration.test_autorecovery import faults_of, until, written
@@ -101,6 +109,22 @@ async def test_a_bookie_that_drains_is_not_made_writable(tmp_path: Path) -> None
         assert b"there is no bookie b9" in await asyncio.to_thread(
             cli.run, "bookie", "read-only", "on", "b9", code=3
         )
+
+
+async def test_a_bookie_is_not_drained_by_metadata_that_may_be_older_than_what_it_holds(
+    tmp_path: Path,
+) -> None:
+    """They may name the bookies of before a repair, and the drained one has the only copy."""
+    async with Cluster(tmp_path, bookies=4) as cluster, client_aio.connect(cluster.uri) as client:
+        store, cli = client._context.ledgers.store, Cli(cluster.uri)
+        found = await SetBacks.read(store)
+        await found.replace(store, [SetBack("an event", "b2", 0, 1000, ["b1", "b2"])])
+        refused = await asyncio.to_thread(cli.run, "bookie", "decommission", "b3", code=1)
+        assert b"was set back to an older copy" in refused
+        assert "b3" in await cookies(client)
+        await asyncio.to_thread(cli.rows, "bookie", "accept-metadata", "--yes")
+        await asyncio.to_thread(cli.run, "bookie", "decommission", "b3")
+        assert (await available_bookies(store)).keys() == {"b1", "b2", "b4"}
 
 
 async def cookies(client: client_aio.Client) -> list[str]:

@@ -104,6 +104,11 @@ MUTANTS = [
         note="auto-recovery 831453 found it: the look at the bookies has to fall into a restart",
     ),
     Mutant(
+        367, "a bookie is drained by metadata that may be older than what it holds",
+        (Edit("client_aio.autorecovery.drain:Drain.plan", "if self._bookie_id in running:", "if False:"),),
+        tests=("tests/integration/test_lifecycle.py", "-k", "older_than_what_it_holds"),
+    ),
+    Mutant(
         362, "all workers of a host work at once",
         (Edit(f"{_WORKER}._waits_for_others",
               "len(locked - {ref.ledger_id}) >= self._workers_at_once and not is_urgent(ref)", "False"),),
