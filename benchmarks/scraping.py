@@ -4,7 +4,7 @@
 
 Three bookies run with `--http`; E = Qw = 3 and Qa = 2; this process writes, and scrapes.
 
-- *cost*: windows with and without a scrape of all bookies and of the client every second, in pairs whose
+- *cost*: windows with and without a scrape of each bookie and of the client every second, in pairs whose
   order alternates. The result is the median of the ratios within the pairs, with their quartiles and bounds.
   Many short windows (`--pairs 100 --seconds 1`) tell more than few long ones: the machine changes meanwhile.
 - *processor*: the processor time of a bookie for one scrape, while nothing else happens. It is exact where
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import os
 import statistics
@@ -44,6 +45,7 @@ INTERVAL_S = 1.0
 _IN_FLIGHT = (1, 100, 1000)
 _PARTS = ["processor", "agreement", "cost"]
 _IDLE_SCRAPES = 30
+_PAIRS_OF_A_LEDGER = 10
 _TICKS = os.sysconf("SC_CLK_TCK")
 _HISTOGRAMS = ("bookie_aio_add_seconds", "bookie_aio_client_add_seconds")
 
@@ -162,11 +164,18 @@ class Bench:
         generate_latest(self.registry)
 
     async def _scrape_for_ever(self) -> None:
-        due = time.perf_counter() - INTERVAL_S / 2  # a window of n intervals has n scrapes
-        while True:
-            due += INTERVAL_S
-            await asyncio.sleep(max(0.0, due - time.perf_counter()))
-            await self.scrape()
+        """Scrape each target at an offset of its own, as Prometheus does.
+
+        A window of n intervals has n scrapes of each.
+        """
+        due, turns = time.perf_counter(), len(self.addresses) + 1
+        for turn in itertools.count():
+            due += INTERVAL_S / turns
+            await asyncio.sleep(max(0.0, due - INTERVAL_S / turns / 2 - time.perf_counter()))
+            if turn % turns == len(self.addresses):
+                generate_latest(self.registry)
+            else:
+                await get(self.addresses[turn % turns], "/metrics")
 
     async def window(self, driver: Driver, seconds: float, *, is_scraped: bool) -> dict[str, float]:
         """Return entries per second, and the bookies' processor time for an entry, of one window."""
@@ -183,17 +192,18 @@ class Bench:
         return {"entries_per_s": rate, "cpu_us": spent / (driver.entries - entries) * 1e6}
 
     async def cost(self, pairs: int, seconds: float, in_flight: int) -> dict[str, Any]:
-        """Measure windows in pairs."""
-        async with self.client.create_ledger() as writer:
-            driver = Driver(writer, in_flight, bytes(1024))
-            await driver.run(2.0, is_measured=False)
-            ratios: dict[str, list[float]] = {"entries_per_s": [], "cpu_us": []}
-            for number in range(pairs):
-                order = (False, True) if number % 2 else (True, False)
-                found = {scraped: await self.window(driver, seconds, is_scraped=scraped) for scraped in order}
-                for name, values in ratios.items():
-                    values.append(found[True][name] / found[False][name])
-        await self.client.delete_ledger(writer.ledger_id)
+        """Measure windows in pairs; each ledger is deleted after a few of them, since disks are finite."""
+        ratios: dict[str, list[float]] = {"entries_per_s": [], "cpu_us": []}
+        for begin in range(0, pairs, _PAIRS_OF_A_LEDGER):
+            async with self.client.create_ledger() as writer:
+                driver = Driver(writer, in_flight, bytes(1024))
+                await driver.run(2.0, is_measured=False)
+                for number in range(begin, min(pairs, begin + _PAIRS_OF_A_LEDGER)):
+                    order = (False, True) if number % 2 else (True, False)
+                    found = {each: await self.window(driver, seconds, is_scraped=each) for each in order}
+                    for name, values in ratios.items():
+                        values.append(found[True][name] / found[False][name])
+            await self.client.delete_ledger(writer.ledger_id)
         return {
             "in_flight": in_flight,
             "pairs": pairs,

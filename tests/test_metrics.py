@@ -97,10 +97,10 @@ def test_two_metrics_of_one_name_are_refused() -> None:
         check([one, one])
 
 
-def test_fine_bounds_are_at_most_five_percent_apart_from_a_tenth_of_a_millisecond_to_ten_seconds() -> None:
+def test_fine_bounds_are_at_most_ten_percent_apart_from_a_tenth_of_a_millisecond_to_ten_seconds() -> None:
     assert FINE_SECONDS[0] == 1e-4
     assert FINE_SECONDS[-1] >= 10
-    assert max(high / low for low, high in pairwise(FINE_SECONDS)) < 1.0501
+    assert max(high / low for low, high in pairwise(FINE_SECONDS)) < 1.1001
     for bounds in (SECONDS, BYTES, COUNTS):
         assert all(low < high for low, high in pairwise(bounds))
 
@@ -115,7 +115,7 @@ def test_a_percentile_is_the_value_or_above_it_by_one_bucket(measured: list[floa
         found.add(value)
     exact = sorted(measured)[math.ceil(share * len(measured) - 1e-9) - 1]
     assert exact <= found.percentile(share) * (1 + 1e-9)
-    assert found.percentile(share) <= exact * 1.051
+    assert found.percentile(share) <= exact * 1.101
     assert (found.count, found.highest) == (len(measured), max(measured))
     assert found.total == pytest.approx(sum(measured))
 
