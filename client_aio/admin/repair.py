@@ -86,6 +86,8 @@ Answer = TypeVar("Answer")
 _PIECE_ENTRIES = 4096
 _PIECES_AT_ONCE = 4
 """With a throttle it is one piece at a time: who yields to others has one request under way."""
+_SLOW_S = 1.0
+"""A source that fails after this time is asked no more: each piece would wait for it anew."""
 _THROTTLED_BYTES = 128 << 10
 """With a throttle an answer has so many bytes, so that no bookie and no disk is busy with one for long."""
 _LIFT_TIMEOUT_S = 120.0
@@ -454,7 +456,7 @@ class _Copier:
         self.lost = LostRuns()
         self._former = metadata.former_bookies(part.first_entry)
         self._unanswered: set[str] = set()
-        self._hanging: set[str] = set()  # no bookie is waited for twice
+        self._hanging: set[str] = set()  # no bookie is waited for twice, neither to connect nor to answer
         # The final term fences former writers at a target that never heard of the ledger's end. Fencing a
         # ledger that has a password needs its token.
         can_fence = metadata.is_closed and (metadata.digest == DIGEST_CRC or token is not None)
@@ -602,11 +604,13 @@ class _Copier:
         """Read the beginning of a range from any bookie; [] where none returns its first entry."""
         failures: list[str] = []
         for bookie_id in self._sources(wanted):
+            asked = self._loop.time()
             try:
                 blocks, answer = await self._read(await self._source(bookie_id), wanted)
             except BookKeeperError as error:
                 if isinstance(error, OperationTimeoutError):
                     self._context.pool.directory.note_failure(bookie_id)
+                if isinstance(error, NO_ANSWER) and self._loop.time() - asked > _SLOW_S:
                     self._hanging.add(bookie_id)
                 if isinstance(error, NO_ANSWER):
                     self._unanswered.add(bookie_id)

@@ -73,6 +73,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _CHECKS_AT_ONCE = 4
+_CHECK_AGAIN_S = 10.0
 _REREAD_S = 5.0
 _READ_AHEAD = 1024
 """A pass reads metadata in bites of so many ledgers, so that the first one needs no list of all of them."""
@@ -283,8 +284,11 @@ class Auditor:
     async def _look(self, elapsed_s: float) -> None:
         """Notice the bookies that are gone for too long, and those that have come back."""
         running = {name: record.nonce for name, record in self._context.pool.directory.available.items()}
-        # A bookie that no ledger in the index names may be named by a new one.
+        # A bookie that no ledger in the index names may be named by a new one. Until there is an index, those
+        # that the auditor before this one saw to be gone count as named.
         known = {*self.index.bookies(), *self._context.pool.directory.last_known}
+        if not self.record.passes:
+            known.update(self.states.gone_s)
         for bookie_id in self.states.look(known, running, elapsed_s):
             logger.info("auditor=%s bookie=%s is back: its ledgers are checked", self._name, bookie_id)
             self._check_ledgers_of(bookie_id)
@@ -388,14 +392,21 @@ class Auditor:
         count = max(int(self._config.checks_per_s), 1)
         due = self._checks.take(self._loop.time(), count)
         due += self._check_turns.next(self._listed, elapsed_s, count - len(due))
+        left = set(due)
 
         async def check(ledger_id: int) -> None:
             try:
                 await self._check(ledger_id)
             except NoSuchLedgerError:
                 self._drop(ledger_id)
+            left.remove(ledger_id)
 
-        await for_each(due, check, _CHECKS_AT_ONCE)
+        try:
+            await for_each(due, check, _CHECKS_AT_ONCE)
+        except BookKeeperError:
+            for ledger_id in left:  # One error ends the others, too.
+                self._checks.add(ledger_id, self._loop.time() + _CHECK_AGAIN_S)
+            raise
 
     async def _check(self, ledger_id: int) -> None:
         """Compare what the bookies of one ledger list with what they owe, and read a sample."""

@@ -169,7 +169,7 @@ class Drain:
         self._loop = asyncio.get_running_loop()
         self._obeyed_at = self._loop.time()
         self._given = Order(DRAINING)
-        self._held: Collection[int] = ()
+        self._held: Collection[int] | None = None
         self._open_since: dict[int, tuple[Fragment, float]] = {}
         self._why: dict[int, str] = {}  # why a ledger was not recovered
         self._recovered = 0
@@ -313,7 +313,9 @@ class Drain:
 
     async def _look(self, metadata: LedgerMetadata, usable: Collection[str] = ()) -> tuple[Ties, bool]:
         metadata, layout, _ = await layout_in_full(self._context, metadata)
-        ties = ties_of(metadata, layout, self._bookie_id, is_held=metadata.ledger_id in self._held)
+        # One that does not say may hold entries that a recovery has just stored there.
+        is_held = self._held is None or metadata.ledger_id in self._held
+        ties = ties_of(metadata, layout, self._bookie_id, is_held=is_held)
         if Ties.WRITER not in ties:
             self._open_since.pop(metadata.ledger_id, None)
         return ties, has_substitute(layout, self._bookie_id, usable)
@@ -339,16 +341,16 @@ class Drain:
         if known is None or known[0] != metadata.last_fragment:
             self._open_since[metadata.ledger_id] = (metadata.last_fragment, self._loop.time())
 
-    async def _list_held(self) -> set[int]:
-        """Return the ledgers that the bookie holds anything of, as it says; none where it does not run."""
+    async def _list_held(self) -> set[int] | None:
+        """Return the ledgers that the bookie holds anything of, as it says; None where it does not say."""
         if self._bookie_id not in self._context.pool.directory.available:
-            return set()
+            return None
         try:
             connection = await self._context.pool.get(self._bookie_id)
             return await list_ledgers(connection, LEDGER_ID_MAX + 1, _CALL_TIMEOUT_S)
         except BookKeeperError as error:
             logger.warning("bookie=%s does not say what it holds: %s", self._bookie_id, error)
-            return set()
+            return None
 
     # --- moving --------------------------------------------------------------------------------
 

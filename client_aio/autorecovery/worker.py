@@ -105,6 +105,7 @@ class Worker:
         self._courtesy = Courtesy()
         self._queue: list[TaskRef] = []
         self._listed_at = -_LIST_AGAIN_S
+        self._spares_failed = False
         self._rests: dict[str, tuple[int, float]] = {}  # attempts of a task, and when it may be tried again
         self._is_crowded = False  # as many workers work as may
         self._wake = asyncio.Event()
@@ -188,6 +189,11 @@ class Worker:
         ]
         if not free:
             return None
+        fresh = [ref for ref in free if ref.name not in self._rests]
+        if fresh and free[0].name in self._rests:
+            # What has failed takes every second turn at most, and starves nothing that can be repaired.
+            self._spares_failed = not self._spares_failed
+            free = fresh if self._spares_failed else free
         if self._waits_for_others(free[0], locked):
             return None
         # At random among equals: two workers seldom reach for the same lock.
@@ -283,7 +289,9 @@ class Worker:
         began = self._loop.time()
         try:
             # An attempt is given up when an operator pauses auto recovery.
-            outcome = await unless(self._paused.wait(), self.attempt(ref.ledger_id, task.lost))
+            outcome = await unless(
+                self._paused.wait(), self.attempt(ref.ledger_id, task.lost, task.concerned)
+            )
             if outcome is not None:
                 await self._settle(ref, task, version, outcome)
         finally:
@@ -314,18 +322,23 @@ class Worker:
         pause_s = retry_after_s(attempts, self._config.retry_s, self._config.retry_max_s)
         self._rests[ref.name] = (attempts, self._loop.time() + pause_s)
 
-    async def attempt(self, ledger_id: int, lost_bookies: Collection[str]) -> Outcome:
+    async def attempt(
+        self, ledger_id: int, lost_bookies: Collection[str], concerned: Collection[str] = ()
+    ) -> Outcome:
         """Repair a ledger as far as that is possible now. Its caller holds the ledger's lock.
 
         Args:
             lost_bookies: bookies that lose their seats if they are not registered now.
+            concerned: bookies that have to answer: what they hold is why there is a task.
         """
         self._courtesy.begin(self._loop.time())
-        outcome = await self._attempt(ledger_id, lost_bookies)
+        outcome = await self._attempt(ledger_id, lost_bookies, concerned)
         await self._yield(0.0)
         return outcome
 
-    async def _attempt(self, ledger_id: int, lost_bookies: Collection[str]) -> Outcome:
+    async def _attempt(
+        self, ledger_id: int, lost_bookies: Collection[str], concerned: Collection[str]
+    ) -> Outcome:
         lost, errors = 0, []
         try:
             await self._context.pool.directory.refresh()
@@ -337,19 +350,23 @@ class Worker:
                     raise
                 except BookKeeperError as error:
                     errors.append(f"{bookie_id}: {error}")
-            if not seats.in_place and not seats.replaced:
+            left = seats
+            if seats.in_place or seats.replaced:
+                left, _ = await self.look(ledger_id, lost_bookies)
+            else:
                 await self._spread(ledger_id)
-                return Outcome(is_done=True)
-            left, _ = await self.look(ledger_id, lost_bookies)
         except NoSuchLedgerError:
             return Outcome(is_done=True)  # It was deleted.
         except BookKeeperError as error:
             return Outcome(is_done=False, error=str(error))
         lacking = (*left.in_place, *left.replaced)
-        if not lacking:
+        silent = [name for name in left.unknown if name in concerned]
+        if not lacking and not silent:
             return Outcome(is_done=True)
         if lost:
             errors.append(f"{lost:,} entries can be had from no bookie")
+        if silent:  # no answer is no proof that it has all of them by now
+            errors.append(f"{', '.join(silent)} does not answer")
         return Outcome(False, "; ".join(errors) or f"{', '.join(lacking)} still lacks entries", lost)
 
     async def look(self, ledger_id: int, lost_bookies: Collection[str]) -> tuple[Seats, int]:

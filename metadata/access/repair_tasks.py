@@ -116,6 +116,11 @@ class RepairTask(Record):
         """Return the bookies that the auditor holds for lost: they may be replaced."""
         return tuple(self.reasons.get(REASON_LOST, ()))
 
+    @property
+    def concerned(self) -> frozenset[str]:
+        """Return all bookies that the reasons name."""
+        return frozenset().union(*self.reasons.values())
+
     def merged(self, reasons: Mapping[str, list[str]]) -> RepairTask:
         """Return the task with further reasons; the same object if there are none."""
         both = {

@@ -8,16 +8,20 @@ import sys
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 import client_aio
 import client_aio.autorecovery.worker as worker_module
 from benchmarks.processes import Child
 from client_aio.admin.replicas import parts_of, verify_replica
+from client_aio.autorecovery.auditor import Auditor
 from client_aio.autorecovery.service import AutoRecovery
 from client_aio.autorecovery.survey import auto_recovery_state, survey
 from client_aio.autorecovery.worker import Worker
 from client_aio.config import AutoRecoveryConfig
 from client_aio.core.audit import Condition
-from metadata.access.repair_tasks import REASON_MISSING, RepairTasks
+from metadata.access.repair_tasks import REASON_MISSING, AuditorRecord, RepairTask, RepairTasks, TaskRef
+from metadata.errors import MetadataUnavailableError
 from metadata.ids import KEY_REPAIR_LOCKS
 from tests.integration.test_healing import lose_segments, mark_of
 from tests.support.cluster import BookieProcess, Cluster
@@ -26,8 +30,6 @@ from tests.support.replicas import WAIT_S, lose
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
     from pathlib import Path
-
-    import pytest
 
     from client_aio.autorecovery.worker import Outcome
 
@@ -288,6 +290,70 @@ async def test_a_bookie_that_answers_before_it_is_registered_keeps_its_seat(
         assert await faults_of(client, [ledger_id]) == []
 
 
+async def test_a_task_is_not_done_while_the_bookie_that_it_names_does_not_answer(tmp_path: Path) -> None:
+    impatient = client_aio.ClientConfig(connect_timeout_s=0.5, read_timeout_s=0.5)
+    async with (
+        Cluster(tmp_path, bookies=4) as cluster,
+        client_aio.connect(cluster.uri, config=impatient) as client,
+    ):
+        ledger_id = await written(client)
+        bookie = (await client.ledger_metadata(ledger_id)).fragments[0].bookies[0]
+        worker = Worker(client._context, AutoRecoveryConfig(**QUICK), "w")
+        cluster[bookie].stop()
+        try:
+            assert (await worker.attempt(ledger_id, ())).is_done
+            outcome = await worker.attempt(ledger_id, (), {bookie})
+        finally:
+            cluster[bookie].resume()
+        assert (outcome.is_done, outcome.error) == (False, f"{bookie} does not answer")
+
+
+async def test_tasks_that_fail_take_every_second_turn(cluster: Cluster) -> None:
+    async with client_aio.connect(cluster.uri) as client:
+        context = client._context
+        tasks = RepairTasks(context.ledgers.store)
+        refs = [TaskRef(copies, copies, context.draw_token()) for copies in (0, 1, 2)]
+        for ref in refs:
+            await tasks.create(ref, RepairTask({REASON_MISSING: ["b1"]}, 0))
+        worker = Worker(context, AutoRecoveryConfig(**QUICK), "w")
+        assert await worker._next() == refs[0]
+        worker._queue = []
+        await worker._next()  # lists them
+        worker._queue, worker._rests = [*refs], {refs[0].name: (1, 0.0)}
+        turns = []
+        for _ in range(4):
+            turns.append(await worker._next())
+            worker._queue = [*refs]
+        assert turns == [refs[1], refs[0], refs[1], refs[0]]
+
+
+async def test_an_auditor_goes_on_with_what_was_seen_before_it_has_an_index(cluster: Cluster) -> None:
+    async with client_aio.connect(cluster.uri) as client:
+        auditor = Auditor(client._context, AutoRecoveryConfig(**QUICK), "a")
+        auditor._begin(AuditorRecord(gone_s={"b9": 0.2}))
+        await auditor._look(0.2)
+        assert auditor.states.lost == ["b9"]
+
+
+async def test_a_check_that_failed_is_made_again(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with client_aio.connect(cluster.uri) as client:
+        auditor = Auditor(client._context, AutoRecoveryConfig(**QUICK), "a")
+        for ledger_id in range(8):
+            auditor._checks.add(ledger_id, 0.0)
+        checked: list[int] = []
+
+        async def check(ledger_id: int) -> None:
+            if ledger_id == 3:
+                raise MetadataUnavailableError("away")
+            checked.append(ledger_id)
+
+        monkeypatch.setattr(auditor, "_check", check)
+        with pytest.raises(MetadataUnavailableError):
+            await auditor._check_due(0.0)
+        assert len(auditor._checks) + len(checked) == 8
+        assert 3 not in checked
+
+
 async def test_workers_on_one_host_work_one_after_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -295,11 +361,13 @@ async def test_workers_on_one_host_work_one_after_another(
     at_once: list[int] = []
     attempt = Worker.attempt
 
-    async def counted(worker: Worker, ledger_id: int, lost: Collection[str]) -> Outcome:
+    async def counted(
+        worker: Worker, ledger_id: int, lost: Collection[str], concerned: Collection[str]
+    ) -> Outcome:
         working.append(ledger_id)
         at_once.append(len(working))
         try:
-            return await attempt(worker, ledger_id, lost)
+            return await attempt(worker, ledger_id, lost, concerned)
         finally:
             working.remove(ledger_id)
 

@@ -12,7 +12,9 @@ import pytest
 import client_aio
 from client_aio.autorecovery.drain import Drain, cancel_drain
 from client_aio.autorecovery.survey import survey
-from client_aio.core.audit import Condition
+from client_aio.core.audit import Condition, Ties
+from client_aio.core.recovery import entered
+from client_aio.ledger.metadata_update import VersionedLedgerMetadata
 from metadata.access.bookies import (
     DRAINING,
     READ_ONLY,
@@ -125,6 +127,26 @@ async def test_a_bookie_is_not_drained_by_metadata_that_may_be_older_than_what_i
         await asyncio.to_thread(cli.rows, "bookie", "accept-metadata", "--yes")
         await asyncio.to_thread(cli.run, "bookie", "decommission", "b3")
         assert (await available_bookies(store)).keys() == {"b1", "b2", "b4"}
+
+
+async def test_a_bookie_that_does_not_say_what_it_holds_is_tied_by_every_recovery(tmp_path: Path) -> None:
+    """A recovery may have stored entries on it, and names it only when it closes the ledger."""
+    async with Cluster(tmp_path, bookies=4) as cluster, client_aio.connect(cluster.uri) as client:
+        writer = await client.create_ledger()
+        await writer.add_entry(b"0")
+        (other,) = {"b1", "b2", "b3", "b4"} - set(writer.metadata.last_fragment.bookies)
+        await VersionedLedgerMetadata(
+            client._context, *await client._context.ledgers.read(writer.ledger_id)
+        ).update(entered)
+        assert (await Drain(client._context, other).plan()).ties == {}
+        await cluster[other].kill()
+
+        async def is_gone() -> bool:
+            return other not in client.bookies
+
+        await until(is_gone)
+        assert (await Drain(client._context, other).plan()).ties == {writer.ledger_id: Ties.RECOVERY}
+        await writer.abort()
 
 
 async def cookies(client: client_aio.Client) -> list[str]:
