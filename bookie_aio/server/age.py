@@ -17,9 +17,8 @@ While it serves, the bookie raises its age every few seconds in which something 
 store cannot be set back unnoticed behind the last such moment, nor the directory. `check` proves that the
 store is no copy from before the last raise. Rule 15: without that proof "no such node" drops nothing.
 
-An operator answers a doubt (`bookie-aio bookie accept-metadata`). A doubt ends by itself once the store lists
-every ledger that is in doubt here. Then the bookie drops ledgers again. `unanswered_below` stays until the
-answer: the store may be older than what this bookie and others hold all the same.
+Only an operator ends a doubt (`bookie-aio bookie accept-metadata`). A bookie that is formatted after an event
+is in no doubt, since it holds nothing of before. Others may: `unanswered_below` counts for it all the same.
 """
 
 from __future__ import annotations
@@ -140,7 +139,7 @@ class BookieAge:
     def unanswered_below(self) -> int:
         """Return the id below which the metadata may be older than what this bookie holds.
 
-        There no ledger is evicted, no id is folded, and no mark is lifted. See `unanswered_below`.
+        There no id is folded, and no mark is lifted. See `metadata.access.bookies`.
         """
         return max(self.in_doubt_below, unanswered_below(self._events, self._bookie_id))
 
@@ -327,7 +326,7 @@ class BookieAge:
     def _tell_of_doubt(self, counter: int) -> None:
         log.error(
             "the metadata store was set back to an older copy: no ledger in doubt is dropped until "
-            "`bookie-aio bookie accept-metadata` answers, or a newer copy lists all ledgers held here",
+            "`bookie-aio bookie accept-metadata` answers",
             extra=fields(
                 bookie=self._bookie_id, in_doubt_below=self.in_doubt_below, ids_given_out_by_the_copy=counter
             ),
@@ -366,44 +365,45 @@ class BookieAge:
         assert self._engine is not None
         async with self._lock:
             groups = self._engine.counts.groups
-            if groups == self._groups_covered and not self._file.intended:
+            if groups != self._groups_covered or self._file.intended:
+                await self._raise(groups)
+
+    async def _raise(self, groups: int) -> None:
+        """Raise the age for the groups written so far; the lock must be held. See `raise_if_written`."""
+        if not self._file.intended or not self._is_written:
+            intended = self._file
+            if not intended.intended:
+                intended = intended.intend(intended.number + 1, self._token)
+            try:
+                await self._write(intended)
+            except DiskFullError as error:
+                self._tell_once("the age of this bookie cannot be written", error)
                 return
-            if not self._file.intended or not self._is_written:
-                intended = self._file
-                if not intended.intended:
-                    intended = intended.intend(intended.number + 1, self._token)
-                try:
-                    await self._write(intended)
-                except DiskFullError as error:
-                    self._tell_once("the age of this bookie cannot be written", error)
-                    return
-                self._is_told = False
-            is_behind = False
-            for _ in range(_CONFLICTS_MAX):
-                stored, version = await self._read_stored()
-                standing = compare_ages(self._file, stored)
-                if standing is Standing.RAISED:
-                    break
-                if standing is Standing.OLDER:
-                    raise self._replaced()
-                is_behind = is_behind or standing is Standing.AHEAD or stored is None
-                if is_behind and not self._file.is_ahead:
-                    await self._write_or_keep(replace(self._file, is_ahead=True))
-                age = AgeRecord(
-                    self._file.intended, self._file.intended_token, list(self._config.directories)
-                )
-                with suppress(VersionConflictError):
-                    await self._put(age, version)
-                    break
-            else:
-                raise MetadataUnavailableError(f"the age of bookie {self._bookie_id} could not be raised")
-            is_own = self._file.intended_token == self._token
-            if is_behind:
-                await self._judge_ids(is_raised=True)
-                raise MetadataSetBackError("the metadata store was set back to an older copy")
-            await self._write_or_keep(self._file.confirm())
-            # An age that an earlier start intended does not cover this one: a copy from before it has it too.
-            self._groups_covered = groups if is_own else -1
+            self._is_told = False
+        is_behind = False
+        for _ in range(_CONFLICTS_MAX):
+            stored, version = await self._read_stored()
+            standing = compare_ages(self._file, stored)
+            if standing is Standing.RAISED:
+                break
+            if standing is Standing.OLDER:
+                raise self._replaced()
+            is_behind = is_behind or standing is Standing.AHEAD or stored is None
+            if is_behind and not self._file.is_ahead:
+                await self._write_or_keep(replace(self._file, is_ahead=True))
+            age = AgeRecord(self._file.intended, self._file.intended_token, list(self._config.directories))
+            with suppress(VersionConflictError):
+                await self._put(age, version)
+                break
+        else:
+            raise MetadataUnavailableError(f"the age of bookie {self._bookie_id} could not be raised")
+        is_own = self._file.intended_token == self._token
+        if is_behind:
+            await self._judge_ids(is_raised=True)
+            raise MetadataSetBackError("the metadata store was set back to an older copy")
+        await self._write_or_keep(self._file.confirm())
+        # An age that an earlier start intended does not cover this one: a copy from before it has it too.
+        self._groups_covered = groups if is_own else -1
 
     async def check(self) -> None:
         """Prove that the store is no copy from before the age was last raised.
@@ -418,7 +418,10 @@ class BookieAge:
             if standing is Standing.OLDER:
                 raise self._replaced()
             if standing is Standing.AHEAD or (stored is None and self._file.number):
-                await self._write_or_keep(replace(self._file, is_ahead=True))
+                # The age is raised with it, or each further look would find a set-back once more.
+                assert self._engine is not None
+                await self._raise(self._engine.counts.groups)
+                await self._write_or_keep(replace(self._file, is_ahead=True))  # on a full disk
                 await self._judge_ids()
                 raise MetadataSetBackError("the metadata store was set back to an older copy")
 
@@ -447,16 +450,6 @@ class BookieAge:
         elif counter > self._file.ids_known:
             self._file = replace(self._file, ids_known=counter)
         return self._file.ids_known
-
-    async def resolve_doubt(self) -> None:
-        """End the doubt: the store lists every ledger that is in doubt here."""
-        async with self._lock:
-            await self._write_or_keep(replace(self._file, doubt="", in_doubt_below=0))
-        log.warning(
-            "the metadata store lists every ledger held here: the doubt is over. Nothing is evicted, and no "
-            "mark is lifted, until `bookie-aio bookie accept-metadata` answers",
-            extra=fields(bookie=self._bookie_id),
-        )
 
     async def _raise_for_ever(self) -> None:
         has_failed = False

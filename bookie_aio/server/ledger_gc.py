@@ -36,10 +36,10 @@ data. Ids at or above the floor may belong to a client's block, and be created l
 The marks of all ledgers end in a sweep in which no listed ledger up to their bound needs them any more. The
 floor has to be above the bound then. `bookie_aio.core.healing` has the decision.
 
-After a set-back of the metadata nothing is dropped while this bookie is in doubt. A doubt ends by itself once
-the store lists what is held here. What others hold, and which bookies a newer copy names, is not known by
-that. So below the ids of that time nothing is evicted or folded, and no mark is lifted, until an operator has
-answered for this bookie (`bookie_aio.server.age`).
+After a set-back of the metadata, nothing below the ids of that time is dropped or folded, and no mark is
+lifted, until an operator has answered for this bookie (`bookie_aio.server.age`). A store that lists all that
+is held here is no answer: what others hold, and which bookies a newer copy names, is not known by that.
+Nothing of that time is ever evicted: the bookies that an older copy names may have lost a ledger by then.
 
 The storage frees the space (`bookie_aio.storage.maintenance.compactor`).
 """
@@ -48,7 +48,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
@@ -166,9 +166,6 @@ class LedgerGarbageCollector:
         for ledger_id in unlisted:
             if ledger_id >= self._age.in_doubt_below:
                 dropped += await self.drop_if_deleted(ledger_id)
-        if self._age.in_doubt_below and not bisect_left(unlisted, self._age.in_doubt_below):
-            await self._age.check()
-            await self._age.resolve_doubt()
         await self._forget_unnamed(held)
         below = self._age.unanswered_below  # there an id that is not listed need not be gone
         if self.floor > below:
@@ -215,7 +212,7 @@ class LedgerGarbageCollector:
         eviction_candidates.intersection_update(self._unnamed)
         later = held[bisect_right(held, self._looked_upto) :][:_LOOKED_AT_ONCE]
         self._looked_upto = later[-1] if len(later) == _LOOKED_AT_ONCE else -1
-        below = self._age.unanswered_below  # an older copy does not know that a repair brought a ledger here
+        below = self._age.not_free_below  # an older copy does not know that a repair brought a ledger here
         candidates = sorted({*later, *self._unnamed})
         looked_at = [one for one in candidates if one >= below and self._has_entries(one)]
         if not looked_at:

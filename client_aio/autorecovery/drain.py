@@ -229,6 +229,9 @@ class Drain:
                 moved = await self._move(plan)
             finally:
                 await self._dismiss()
+            await self._context.pool.directory.refresh()
+            if self._bookie_id in self._context.pool.directory.available:
+                await self._check_answered()  # it may have been down when this began
             await change_order(self._store, self._bookie_id, self._end)
         await self._remove()
         took_s = round(self._loop.time() - began, 3)

@@ -200,8 +200,8 @@ def _set_back(seen: Observed) -> Found:
             evidence = (
                 "the metadata store is older than the bookie: nothing given out before is dropped"
                 if found.get("in_doubt_below")
-                else "the metadata store was set back, and nobody has accepted it: the bookie keeps what "
-                "others have, and heals no mark"
+                else "the metadata store was set back before this bookie came, and nobody has accepted it: "
+                "no mark is lifted"
             )
             yield name, evidence, action
 

@@ -11,7 +11,9 @@ another one, so no version is in a dump. Ephemeral keys are not: they end with t
 
 The dump of a running cluster. Each list with pages is consistent in itself: the pages are written first, and
 then the head that has not changed meanwhile. Logs come before ledgers. So a ledger that a log of the dump
-lists is missing only if the log was truncated meanwhile. The counter is read last: it is above all ids.
+lists is missing only if the log was truncated meanwhile. The counter is read last: it is above all ids. The
+ages of the bookies and the id floor are read first. An age that was raised meanwhile would vouch for ledgers
+that the dump does not have, and the bookies would drop them.
 
 Restoring is all or nothing for a reader. The file is checked from the first line to the last before anything
 is written. The record `cluster` is written last, and a store without it is refused by everybody. The key
@@ -44,6 +46,7 @@ from metadata.errors import (
     NoSuchKeyError,
 )
 from metadata.ids import (
+    KEY_AGES,
     KEY_AVAILABLE,
     KEY_CLUSTER,
     KEY_ELECTIONS,
@@ -53,6 +56,7 @@ from metadata.ids import (
     KEY_REPAIR_LOCKS,
     KEY_REPAIR_WORKERS,
     KEY_RESTORE,
+    KEY_SET_BACKS,
     LEDGER_ID_MAX,
     MALFORMED,
     fragments_key,
@@ -85,6 +89,8 @@ _TOP = frozenset(
 )  # fmt: skip
 """The first segments of all keys that a dump may hold."""
 _LISTS = (KEY_LEDGERS, KEY_FRAGMENTS, KEY_LOGS, KEY_LOG_PAGES)
+_WITNESSES = (KEY_ID_FLOOR, KEY_SET_BACKS)
+"""By these and by the ages bookies tell that a store is older than they are. They come first in a dump."""
 _READS_AT_ONCE = 32
 _BATCH_KEYS = 64
 _BATCHES_AT_ONCE = 16
@@ -181,6 +187,16 @@ async def _records(store: MetadataStore) -> AsyncGenerator[tuple[str, bytes], No
     """Yield all keys that belong into a dump, with their values; a list's pages come before its head."""
     await store.sync("")
 
+    async def witnesses() -> AsyncGenerator[str, None]:
+        for name in await store.children(KEY_AGES):
+            yield f"{KEY_AGES}/{name}"
+        for key in _WITNESSES:
+            yield key
+
+    async with aclosing(_read_ahead(store, witnesses())) as found:
+        async for key, versioned in found:
+            yield key, versioned.value
+
     async def logs() -> AsyncGenerator[str, None]:
         for name in await store.names(KEY_LOGS):
             yield f"{KEY_LOGS}/{name}"
@@ -204,9 +220,10 @@ async def _records(store: MetadataStore) -> AsyncGenerator[tuple[str, bytes], No
             async for record in _with_pages(store, key, head, fragments_key(ledger_id_of(key))):
                 yield record
 
-    async with aclosing(_read_ahead(store, _kept_keys(store, _LISTS))) as found:
+    async with aclosing(_read_ahead(store, _kept_keys(store, (*_LISTS, *_WITNESSES)))) as found:
         async for key, versioned in found:
-            yield key, versioned.value
+            if not key.startswith(f"{KEY_AGES}/"):
+                yield key, versioned.value
 
 
 async def dump(store: MetadataStore, *, now_ms: int) -> AsyncGenerator[bytes, None]:

@@ -142,7 +142,11 @@ async def test_what_is_not_to_be_understood_is_refused_with_its_line() -> None:
         (changed(3, record(key="app/x")), MetadataCorruptError, "'app/x' is none of a cluster's"),
         (changed(3, record(key=available_key("b"))), MetadataCorruptError, "is none of a cluster's"),
         (changed(3, record(key="ledgers/7")), MetadataCorruptError, "line 3 of the dump: 'ledgers/7'"),
-        (changed(3, record(value="{}")), MetadataCorruptError, "does not match"),
+        (
+            changed(3, record(value='{"format": 1, "floor": 2}')),
+            MetadataCorruptError,
+            "does not match",
+        ),
         (changed(1, b"{}\n"), InvalidArgumentError, "line 1 is not that of a dump"),
         (
             changed(1, lines[0].replace(b'"format":1', b'"format":2')),

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import struct
+from contextlib import aclosing
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
@@ -32,6 +33,7 @@ from bookie_aio.wire.messages import (
     WriteLac,
 )
 from metadata.access.bookies import AgeRecord, SetBacks
+from metadata.access.dump import Restore, check_dump, dump
 from metadata.access.ledgers import LEDGER_SEQUENCE, LedgerStore
 from metadata.backends.memory import MemoryMetadataStore, MemoryTree
 from metadata.errors import (
@@ -330,7 +332,7 @@ async def test_metadata_set_back_drop_nothing_until_an_operator_answers(
     assert await held(client) == [0, 1, 2]
 
 
-async def test_the_newest_metadata_put_back_end_the_doubt(fresh: Bookies) -> None:
+async def test_the_newest_metadata_put_back_need_an_answer_too(fresh: Bookies) -> None:
     bookie = await fresh.start(sweep_interval_s=3600.0)
     client = await fresh.connect(bookie)
     await make(fresh, client, *await draw(fresh, 2))
@@ -345,9 +347,11 @@ async def test_the_newest_metadata_put_back_end_the_doubt(fresh: Bookies) -> Non
     assert bookie.age.in_doubt_below
     assert bookie._ledger_gc is not None
     assert await bookie._ledger_gc.sweep() == 0
-    assert not bookie.age.in_doubt_below  # all that is held is listed
     client = await fresh.connect(bookie)
     await LedgerStore(fresh.store()).delete(3)
+    assert (await client.call(Delete(3))).status is Status.INTERNAL_ERROR
+    await answer_for(fresh, "b1")
+    await poll(lambda: not bookie.age.in_doubt_below)
     assert (await client.call(Delete(3))).status is Status.OK
 
 
@@ -357,21 +361,8 @@ async def answer_for(bookies: Bookies, *bookie_ids: str) -> None:
     await found.replace(bookies.store(), [event.answer_for(bookie_ids) for event in found.events])
 
 
-async def set_back(bookies: Bookies, older: MemoryTree, **settings: float) -> Bookie:
-    """Start the bookie on older metadata that list all it holds: its doubt ends with the first sweep."""
-    bookies.tree = older
-    bookie = await bookies.start(sweep_interval_s=3600.0, **settings)
-    assert bookie.age.in_doubt_below
-    assert bookie._ledger_gc is not None
-    assert await bookie._ledger_gc.sweep() == 0
-    assert not bookie.age.in_doubt_below
-    return bookie
-
-
-async def test_older_metadata_that_list_a_ledger_evict_no_copy_of_it_until_an_operator_answers(
-    fresh: Bookies,
-) -> None:
-    """They may name the bookies of before a repair, whose copies are gone."""
+async def test_what_moved_before_a_set_back_is_never_evicted(fresh: Bookies) -> None:
+    """Older metadata name the bookies of before a repair, whose copies may be gone."""
     bookie = await fresh.start(sweep_interval_s=3600.0)
     client, ledgers = await fresh.connect(bookie), LedgerStore(fresh.store())
     (repaired,) = await draw(fresh, 1)
@@ -382,49 +373,46 @@ async def test_older_metadata_that_list_a_ledger_evict_no_copy_of_it_until_an_op
     metadata, version = await ledgers.read(repaired)
     await ledgers.compare_and_set(metadata.replace_bookie(0, "b9", "b1"), version)
     await bookie.close()
-    bookie = await set_back(fresh, older, unnamed_grace_s=0.01)
+    fresh.tree = older
+    bookie = await fresh.start(sweep_interval_s=3600.0, unnamed_grace_s=0.01)
     gc, client = bookie._ledger_gc, await fresh.connect(bookie)
     assert gc is not None
-    for _ in range(3):
-        await gc.sweep()
-        await asyncio.sleep(0.02)  # longer than the grace period
-    assert (gc.forgotten, await held(client)) == (0, [repaired])
-    shown = json.loads((await client.call(Info())).body)["metadata_set_back"]
-    assert shown["in_doubt_below"] == 0 < repaired + 1 <= shown["unanswered_below"]
-    await answer_for(fresh, "b1")
-    async with asyncio.timeout(WAIT_S):
-        while not gc.forgotten:
+    for is_answered in (False, True):
+        if is_answered:
+            await answer_for(fresh, "b1")
+            await poll(lambda: not bookie.age.unanswered_below)
+        for _ in range(3):
             await gc.sweep()
-    assert json.loads((await client.call(Info())).body)["metadata_set_back"] is None
+            await asyncio.sleep(0.02)  # longer than the grace period
+        assert (gc.forgotten, await held(client)) == (0, [repaired])
 
 
-async def test_ids_that_older_metadata_do_not_list_are_not_gone_until_an_operator_answers(
+async def test_a_bookie_that_came_after_a_set_back_folds_and_ends_nothing_until_an_operator_answers(
     fresh: Bookies,
 ) -> None:
-    """Other bookies may hold ledgers of these ids, and this one may have lost its copies."""
+    """Others may hold ledgers that the older metadata do not list."""
     bookie = await fresh.start(sweep_interval_s=3600.0)
-    await make(fresh, await fresh.connect(bookie), *await draw(fresh, 1))
     older = copy_of(fresh.tree)
     (lost,) = await draw(fresh, 1)
-    await LedgerStore(fresh.store()).create_ledger(LedgerMetadata.new(lost, **SIZES))
-    assert bookie._engine is not None
-    await when_durable(partial(bookie._engine.marking.mark_all, lost))
+    await make(fresh, await fresh.connect(bookie), lost)
     await bookie.close()
-    bookie = await set_back(fresh, older)
-    gc, engine = bookie._ledger_gc, bookie._engine
+    fresh.tree = older
+    await fresh.start(sweep_interval_s=3600.0)
+    late = await fresh.start("b2", sweep_interval_s=3600.0)
+    gc, engine = late._ledger_gc, late._engine
     assert gc is not None
     assert engine is not None
-    # The only ledger that is listed needs no mark any more.
-    ledgers = LedgerStore(fresh.store())
-    metadata, version = await ledgers.read(0)
-    await ledgers.compare_and_set(metadata.replace_bookie(0, "b1", "b9").close(0, 1), version)
-    await ledgers.raise_floor((await draw(fresh, 1)).start)
-    assert bookie.age.unanswered_below < await ledgers.floor()
+    assert not late.age.in_doubt_below
+    shown = json.loads((await (await fresh.connect(late)).call(Info())).body)["metadata_set_back"]
+    assert shown["in_doubt_below"] == 0 < lost + 1 <= shown["unanswered_below"]
+    await when_durable(partial(engine.marking.mark_all, lost))
+    await LedgerStore(fresh.store()).raise_floor((await draw(fresh, 2)).start + 1)
+    assert late.age.unanswered_below < await LedgerStore(fresh.store()).floor()
     for _ in range(3):
         await gc.sweep()
     assert (engine.is_deleted(lost), engine.is_damaged(lost)) == (False, True)
-    await answer_for(fresh, "b1")
-    await poll(lambda: not bookie.age.unanswered_below)
+    await answer_for(fresh, "b1", "b2")
+    await poll(lambda: not late.age.unanswered_below)
     for _ in range(3):
         await gc.sweep()
     assert (engine.is_deleted(lost), engine.marking.number) == (True, 0)
@@ -445,6 +433,68 @@ async def test_an_answer_covers_bookies_that_are_formatted_later(fresh: Bookies)
     assert [event.answered for event in (await SetBacks.read(fresh.store())).events] == [["b1", "b3"]]
     await poll(lambda: not bookie.age.unanswered_below)
     assert early.age.unanswered_below  # it ran, and nobody has answered for it
+
+
+async def test_what_a_bookie_comes_to_hold_in_doubt_is_not_dropped(fresh: Bookies) -> None:
+    """A writer that nobody has stopped adds to a ledger that the older metadata do not list."""
+    bookie = await fresh.start(sweep_interval_s=3600.0)
+    await make(fresh, await fresh.connect(bookie), *await draw(fresh, 1))
+    older = copy_of(fresh.tree)
+    written, unheard = await draw(fresh, 2)
+    for ledger_id in (written, unheard):
+        await LedgerStore(fresh.store()).create_ledger(LedgerMetadata.new(ledger_id, **SIZES))
+    await bookie.close()
+    fresh.tree = older
+    bookie = await fresh.start(sweep_interval_s=3600.0)
+    client = await fresh.connect(bookie)
+    assert bookie._ledger_gc is not None
+    assert await bookie._ledger_gc.sweep() == 0  # all that it holds is listed
+    assert (await client.add(written, 0, [b"0"])).status is Status.OK
+    assert await bookie._ledger_gc.sweep() == 0
+    assert (await client.call(Delete(unheard))).status is Status.INTERNAL_ERROR
+    assert await held(client) == [0, written]
+
+
+async def test_a_store_set_back_under_an_idle_bookie_is_one_event(fresh: Bookies) -> None:
+    store = fresh.store()
+    bookie = await fresh.start(store=store, sweep_interval_s=3600.0, age_interval_s=3600.0)
+    client = await fresh.connect(bookie)
+    await make(fresh, client, *await draw(fresh, 1))
+    await bookie.age.raise_if_written()
+    older = copy_of(fresh.tree)
+    assert (await client.add(0, 1, [b"1"])).status is Status.OK
+    await bookie.age.raise_if_written()
+    store.tree = fresh.tree = older
+    with pytest.raises(MetadataSetBackError):
+        await bookie.age.check()
+    assert bookie._ledger_gc is not None
+    for _ in range(3):
+        await bookie.age.check()
+        await bookie._ledger_gc.sweep()
+    assert len((await SetBacks.read(fresh.store())).events) == 1
+
+
+async def test_a_dump_of_a_running_cluster_vouches_for_no_ledger_that_it_lacks(fresh: Bookies) -> None:
+    bookie = await fresh.start(sweep_interval_s=3600.0, age_interval_s=3600.0)
+    client = await fresh.connect(bookie)
+    await make(fresh, client, *await draw(fresh, 2))
+    (late,) = await draw(fresh, 1)
+    lines: list[bytes] = []
+    async with aclosing(dump(fresh.store(), now_ms=0)) as dumped:
+        async for line in dumped:
+            lines.append(line)
+            if b'"ledgers/' in line and late is not None:
+                await make(fresh, client, late)
+                await bookie.age.raise_if_written()
+                late = None
+    await bookie.close()
+    fresh.tree = MemoryTree()
+    await Restore(lambda: iter(lines), check_dump(iter(lines))).run(fresh.store())
+    bookie = await fresh.start(sweep_interval_s=3600.0)
+    assert bookie.age.in_doubt_below
+    assert bookie._ledger_gc is not None
+    assert await bookie._ledger_gc.sweep() == 0
+    assert await held(await fresh.connect(bookie)) == [0, 1, 2]
 
 
 async def test_a_store_set_back_under_a_running_bookie_is_noticed_before_anything_is_dropped(

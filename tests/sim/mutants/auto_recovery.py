@@ -55,7 +55,7 @@ MUTANTS = [
     ),
     Mutant(
         256, "a worker does not look again whether every copy is there",
-        (Edit(f"{_WORKER}._attempt", "if not lacking:", "if True:"),),
+        (Edit(f"{_WORKER}._attempt", "if not lacking and not silent:", "if True:"),),
         tests=("tests/integration/test_autorecovery.py", "-k", "cannot_be_repaired"),
     ),
     Mutant(
@@ -105,8 +105,25 @@ MUTANTS = [
     ),
     Mutant(
         367, "a bookie is drained by metadata that may be older than what it holds",
-        (Edit("client_aio.autorecovery.drain:Drain.plan", "if self._bookie_id in running:", "if False:"),),
+        (Edit("client_aio.autorecovery.drain:Drain._check_answered",
+              "if unanswered_below(", "if False and unanswered_below("),),
         tests=("tests/integration/test_lifecycle.py", "-k", "older_than_what_it_holds"),
+    ),
+    Mutant(
+        370, "a task is done though the bookie that it names does not answer",
+        (Edit(f"{_WORKER}._attempt", "if name in concerned", "if False"),),
+        tests=("tests/integration/test_autorecovery.py", "-k", "does_not_answer"),
+    ),
+    Mutant(
+        371, "a task that fails takes every turn",
+        (Edit(f"{_WORKER}._next", "if fresh and free[0].name in self._rests:", "if False:"),),
+        tests=("tests/integration/test_autorecovery.py", "-k", "every_second_turn"),
+    ),
+    Mutant(
+        372, "a bookie that does not say what it holds holds nothing",
+        (Edit("client_aio.autorecovery.drain:Drain._look", "self._held is None or metadata",
+              "self._held is not None and metadata"),),
+        tests=("tests/integration/test_lifecycle.py", "-k", "tied_by_every_recovery"),
     ),
     Mutant(
         362, "all workers of a host work at once",
