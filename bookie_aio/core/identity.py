@@ -416,8 +416,3 @@ def _with_ages(event: SetBack, peers: Iterable[tuple[str, str, int]]) -> SetBack
         if peer not in ages or ages[peer][1] < number:
             ages[peer] = [token, number]
     return replace(event, ages=ages)
-
-
-def not_free_below(events: Sequence[SetBack]) -> int:
-    """Return the id below which no new ledger may be made: a client may have drawn such ids from a copy."""
-    return max((event.raised_to for event in events), default=0)

@@ -38,14 +38,19 @@ from bookie_aio.core.identity import (
     compare_ages,
     judge_age,
     judge_ids,
-    not_free_below,
 )
 from bookie_aio.storage.crash_recovery import EarlierRun
 from bookie_aio.storage.disk.disk import write_file
 from bookie_aio.storage.journal import when_durable
 from bookie_aio.storage.segment.format import AGE
 from bookie_aio.structured_logging import fields
-from metadata.access.bookies import AgeRecord, BookieRecord, SetBacks, unanswered_below
+from metadata.access.bookies import (
+    AgeRecord,
+    BookieRecord,
+    SetBacks,
+    not_free_below,
+    unanswered_below,
+)
 from metadata.access.ledgers import LEDGER_SEQUENCE
 from metadata.errors import (
     CookieMismatchError,

@@ -399,7 +399,7 @@ class Auditor:
                 await self._check(ledger_id)
             except NoSuchLedgerError:
                 self._drop(ledger_id)
-            left.remove(ledger_id)
+            left.discard(ledger_id)  # it may be due twice
 
         try:
             await for_each(due, check, _CHECKS_AT_ONCE)

@@ -50,9 +50,9 @@ class OwnTerms:
         """Return whether the writer has this term, or had it."""
         return term in self._terms
 
-    def take_over(self, metadata: LedgerMetadata) -> LedgerMetadata | None:
-        """Return the metadata under a new term; None if another client has the ledger."""
-        return take_over(metadata) if self.hold(metadata) else None
+    def take_over(self, metadata: LedgerMetadata, least: int = 0) -> LedgerMetadata | None:
+        """Return the metadata under a new term, not below `least`; None if another client has the ledger."""
+        return take_over(metadata, least) if self.hold(metadata) else None
 
     def took(self, term: int) -> None:
         """Note that a compare-and-set of `take_over` has definitely happened."""

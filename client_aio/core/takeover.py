@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from metadata.model.ledger import Fragment, LedgerMetadata
 
 
-def take_over(metadata: LedgerMetadata) -> LedgerMetadata | None:
-    """Return the metadata IN_RECOVERY under a new term; None if the ledger is sealed."""
-    return None if metadata.is_closed else metadata.take_over()
+def take_over(metadata: LedgerMetadata, least: int = 0) -> LedgerMetadata | None:
+    """Return the metadata IN_RECOVERY under a new term, not below `least`; None if the ledger is sealed."""
+    return None if metadata.is_closed else metadata.take_over(least)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, SupportsIndex
 
 from mypy_extensions import mypyc_attr
@@ -34,6 +35,7 @@ from client_aio.ledger.futures import Failure, as_unknown, complete, fenced_by_m
 from client_aio.ledger.recovery import Recovery, check_reach
 from client_aio.ledger.writer import LedgerWriter, Token
 from client_aio.unbounded.paged_fragments import PagedEntries, VersionedFragments
+from metadata.access.bookies import SetBacks, not_free_below
 from metadata.errors import InvalidArgumentError, LedgerClosedError, LedgerRecoveryError
 
 if TYPE_CHECKING:
@@ -416,8 +418,12 @@ async def open_term(
     """
     # Before anything is fenced: a takeover that cannot be completed must not end a healthy writer.
     await check_reach(context, held.current, digest)
+    # Bookies have answered, so an event tells if the metadata are an older copy. Terms that were counted
+    # behind the copy are used up: nothing could tell apart what two writers stored under one term.
+    least = not_free_below((await SetBacks.read(context.ledgers.store)).events)
+    begin = partial(take_over if own is None else own.take_over, least=least)
     found = await context.finder.find(held.current.ledger_id, Sizes.of(held.current))
-    if not await held.update(take_over if own is None else own.take_over):
+    if not await held.update(begin):
         raise sealed(held.current) if held.current.is_closed else fenced_by_metadata(held.current)
     known = held.current
     if own is not None:

@@ -236,6 +236,15 @@ def unanswered_below(events: Sequence[SetBack], bookie_id: str) -> int:
     return max((event.raised_to for event in events if bookie_id not in event.answered), default=0)
 
 
+def not_free_below(events: Sequence[SetBack]) -> int:
+    """Return the id below which no new ledger may be made: a client may have drawn such ids from a copy.
+
+    It grows by 2^20 with each event, so the terms of unbounded ledgers that were counted behind a copy are
+    below it, too.
+    """
+    return max((event.raised_to for event in events), default=0)
+
+
 @dataclass(frozen=True, slots=True)
 class Order:
     """An operator's order to one bookie, which holds until it is taken back."""

@@ -387,8 +387,11 @@ class LedgerMetadata:
         self._require_bounded(True, "it is taken over, not recovered")
         return replace(self, state=LedgerState.IN_RECOVERY)
 
-    def take_over(self) -> LedgerMetadata:
+    def take_over(self, least: int = 0) -> LedgerMetadata:
         """Return the ledger as IN_RECOVERY under a new term, from OPEN or from an unfinished takeover.
+
+        Args:
+            least: the new term is not below this.
 
         Raises:
             InvalidTransitionError: the ledger is bounded, or sealed, or its terms are used up.
@@ -396,11 +399,12 @@ class LedgerMetadata:
         self._require_bounded(False, "it has no terms to count")
         if self.is_closed:
             raise self._closed_already("taken over")
-        if self.term >= TERM_COUNTED_MAX:
+        term = max(self.term + 1, least)
+        if term > TERM_COUNTED_MAX:
             raise InvalidTransitionError(
                 f"ledger {self.ledger_id} has used up its terms", ledger_id=self.ledger_id
             )
-        return replace(self, state=LedgerState.IN_RECOVERY, term=self.term + 1)
+        return replace(self, state=LedgerState.IN_RECOVERY, term=term)
 
     def open_term(
         self, first_entry: int, bookies: Sequence[str], *, length: int, fragments: Sequence[Fragment]

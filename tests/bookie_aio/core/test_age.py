@@ -15,9 +15,8 @@ from bookie_aio.core.identity import (
     compare_ages,
     judge_age,
     judge_ids,
-    not_free_below,
 )
-from metadata.access.bookies import AgeRecord, SetBack
+from metadata.access.bookies import AgeRecord, SetBack, not_free_below
 
 PLACE = ["/data/b1"]
 

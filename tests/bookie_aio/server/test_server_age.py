@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+import client_aio
 from bookie_aio.core.identity import SET_BACK_JUMP, AgeFile
 from bookie_aio.server.bookie import Bookie
 from bookie_aio.storage.journal import when_durable
@@ -32,6 +33,7 @@ from bookie_aio.wire.messages import (
     Status,
     WriteLac,
 )
+from client_aio.core.placement import Choice
 from metadata.access.bookies import AgeRecord, SetBacks
 from metadata.access.dump import Restore, check_dump, dump
 from metadata.access.ledgers import LEDGER_SEQUENCE, LedgerStore
@@ -50,9 +52,11 @@ from tests.support.rawclient import RawClient, lac_statement
 from tests.support.storage import FaultyDisk
 
 if TYPE_CHECKING:
+    import random
     from collections.abc import Callable
     from pathlib import Path
 
+    from client_aio.core.placement import Seating
     from tests.bookie_aio.server.conftest import Bookies
 
 WAIT_S = 30
@@ -453,6 +457,56 @@ async def test_what_a_bookie_comes_to_hold_in_doubt_is_not_dropped(fresh: Bookie
     assert await bookie._ledger_gc.sweep() == 0
     assert (await client.call(Delete(unheard))).status is Status.INTERNAL_ERROR
     assert await held(client) == [0, written]
+
+
+class _First:
+    """A placement policy that chooses certain bookies first."""
+
+    def __init__(self, *wanted: str) -> None:
+        self._wanted = wanted
+
+    def choose(self, seating: Seating, rng: random.Random) -> Choice:
+        free = sorted(seating.candidates, key=lambda name: (name not in self._wanted, name))
+        return Choice(free[: len(seating.vacant)])
+
+
+async def test_a_term_that_was_counted_behind_a_copy_is_not_counted_again(fresh: Bookies) -> None:
+    """Two writers would store different entries under one term, and readers could not tell them apart."""
+    names = [f"b{number}" for number in range(1, 7)]
+
+    async def write(first: tuple[str, ...], *texts: bytes) -> int:
+        async with client_aio.connect(fresh.store(), placement=_First(*first)) as client:
+            writer = await client.open_unbounded_ledger("u", ensemble_size=3, write_quorum=3, ack_quorum=2)
+            async with writer:
+                for text in texts:
+                    await writer.add_entry(text)
+            return writer.metadata.term
+
+    async def restart(tree: MemoryTree) -> None:
+        for bookie in running:
+            await bookie.close()
+        fresh.tree = tree
+        running[:] = [await fresh.start(name, sweep_interval_s=3600.0) for name in names]
+
+    running = [await fresh.start(name, sweep_interval_s=3600.0) for name in names]
+    await write(("b1", "b2", "b3"), b"0")
+    older = copy_of(fresh.tree)
+    await restart(copy_of(fresh.tree))
+    behind = await write(("b4", "b5", "b6"), b"1", b"2", b"3")
+    newest = copy_of(fresh.tree)
+    await restart(older)
+    again = await write(("b4", "b5", "b1"), b"other")
+    assert again > behind + SET_BACK_JUMP // 2
+    await restart(newest)
+    async with client_aio.connect(fresh.store()) as client, client.open_ledger("u") as reader:
+        last = reader.last_add_confirmed
+        assert [bytes(each.data) async for each in reader.read(0, last)] == [b"0", b"1", b"2", b"3"][
+            : last + 1
+        ]
+        # Without the bookie that has nothing of the other term it is an error, and not the other entry.
+        await running[-1].close()
+        with pytest.raises(client_aio.BookKeeperError):
+            _ = [each async for each in reader.read(1, 1)]
 
 
 async def test_a_store_set_back_under_an_idle_bookie_is_one_event(fresh: Bookies) -> None:

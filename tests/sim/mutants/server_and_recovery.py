@@ -263,8 +263,8 @@ MUTANTS = [
         127, "a takeover fences before it has looked for bookies",
         (Edit("client_aio.unbounded.writer:open_term",
               "found = await context.finder.find(held.current.ledger_id, Sizes.of(held.current))\n"
-              "    if not await held.update(take_over if own is None else own.take_over):",
-              "is_taken = await held.update(take_over if own is None else own.take_over)\n"
+              "    if not await held.update(begin):",
+              "is_taken = await held.update(begin)\n"
               "    found = await context.finder.find(held.current.ledger_id, Sizes.of(held.current))\n"
               "    if not is_taken:"),),
         tests=("tests/integration/test_scarce_bookies.py", "-k", "fences_nobody"),
@@ -334,6 +334,12 @@ MUTANTS = [
               "yield key, versioned.value\n\n    async def logs", "pass\n\n    async def logs"),
          Edit("metadata.access.dump:_records", 'if not key.startswith(f"{KEY_AGES}/"):', "if True:"),),
         tests=("tests/bookie_aio/server/test_server_age.py", "-k", "vouches_for_no_ledger"),
+    ),
+    Mutant(
+        373, "a takeover counts terms that were used behind an older copy",
+        (Edit("metadata.model.ledger:LedgerMetadata.take_over", "max(self.term + 1, least)",
+              "self.term + 1"),),
+        tests=("tests/bookie_aio/server/test_server_age.py", "-k", "not_counted_again"),
     ),
     Mutant(
         145, "an id that was drawn a moment ago is refused without another look at the counter",
