@@ -70,6 +70,15 @@ class Marking:
         """Return the highest number that a client may know, `number` at most."""
         return self._ledgers.marks.told(number)
 
+    def list_evicted(self, from_ledger: int, count_max: int) -> tuple[list[int], int]:
+        """Return the evicted ones among up to `count_max` ledgers with a state, and where to go on or −1.
+
+        An evicted ledger has had entries here, and has none.
+        """
+        ids, following = self._ledgers.list(from_ledger, count_max)
+        states = ((one, self._ledgers.get(one)) for one in ids)
+        return [one for one, state in states if state and state.since and state.last_entry < 0], following
+
     def mark_all(self, up_to: int, done: Done) -> None:
         """Accept that data of any ledger up to an id was lost, and fences as well.
 

@@ -21,6 +21,7 @@ from bookie_aio.server.bookie import Bookie
 from bookie_aio.storage.journal import when_durable
 from bookie_aio.storage.segment.format import AGE
 from bookie_aio.wire.messages import (
+    NO_TERM,
     AddFlag,
     Delete,
     Failure,
@@ -457,6 +458,33 @@ async def test_what_a_bookie_comes_to_hold_in_doubt_is_not_dropped(fresh: Bookie
     assert await bookie._ledger_gc.sweep() == 0
     assert (await client.call(Delete(unheard))).status is Status.INTERNAL_ERROR
     assert await held(client) == [0, written]
+
+
+async def test_what_was_evicted_by_newer_metadata_is_not_denied_under_older_ones(fresh: Bookies) -> None:
+    """They name this bookie, and a recovery would close the ledger before entries that others have."""
+    bookie = await fresh.start(sweep_interval_s=3600.0, unnamed_grace_s=0.01)
+    client, ledgers = await fresh.connect(bookie), LedgerStore(fresh.store())
+    evicted, kept, fenced = await draw(fresh, 3)
+    await make(fresh, client, evicted, kept)
+    await ledgers.create_ledger(LedgerMetadata.new(fenced, **SIZES))
+    assert (await client.call(ReadLac(fenced, TERM_FINAL, -1, 0))).status is Status.OK
+    older = copy_of(fresh.tree)
+    metadata, version = await ledgers.read(evicted)
+    await ledgers.compare_and_set(metadata.replace_bookie(0, "b1", "b9").close(0, 1), version)
+    gc = bookie._ledger_gc
+    assert gc is not None
+    async with asyncio.timeout(WAIT_S):
+        while not gc.forgotten:
+            await gc.sweep()
+            await asyncio.sleep(0.02)
+    await bookie.close()
+    for _ in range(2):
+        fresh.tree = copy_of(older)
+        bookie = await fresh.start(sweep_interval_s=3600.0)
+        client = await fresh.connect(bookie)
+        answers = [await client.call(ReadLac(one, NO_TERM, -1, 0)) for one in (evicted, kept, fenced)]
+        assert [answer.message.is_damaged for answer in answers] == [True, False, False]
+        await bookie.close()
 
 
 class _First:

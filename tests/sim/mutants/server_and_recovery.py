@@ -342,6 +342,12 @@ MUTANTS = [
         tests=("tests/bookie_aio/server/test_server_age.py", "-k", "not_counted_again"),
     ),
     Mutant(
+        374, "what was evicted by newer metadata is denied under older ones",
+        (Edit("bookie_aio.server.age:BookieAge._judge_ids",
+              "await self._mark_evicted(after.in_doubt_below)", "pass"),),
+        tests=("tests/bookie_aio/server/test_server_age.py", "-k", "not_denied_under_older"),
+    ),
+    Mutant(
         145, "an id that was drawn a moment ago is refused without another look at the counter",
         (Edit("bookie_aio.server.dispatcher:Dispatcher._take",
               "self._given_ids.wait(peer, ledger_id, len(body), go_on, may_wait_aside=is_aside)",
