@@ -12,9 +12,10 @@ A ledger is *armed* at a bookie with the LAC that its waiting tails know. The bo
 higher one, and the ledger is armed again when a tail waits again. So a tail that reads what it has got asks
 for nothing.
 
-A ledger is watched at two bookies of its ensemble, since one may hang. Bookies that are silent, failed or
-refused come last. The places are looked at again when the metadata change, a bookie fails, or another one
-has become silent (rule 13).
+A ledger is watched at Qw − Qa + 1 bookies of one write set. At least one of them has each acknowledged entry
+of that write set; the others may get no adds at all. It is watched at two at least, since one may hang.
+Bookies that are silent, failed or refused come last. The places are looked at again when the metadata change,
+a bookie fails, or another one has become silent (rule 13).
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_PLACES = 2
+_PLACES_MIN = 2
 _LOOK_INTERVAL_S = 0.5
 _RETRY_S = 0.1
 _RETRY_MAX_S = 10.0
@@ -78,11 +79,21 @@ class Following(Protocol):
     def _is_behind(self, statement: LacStatement) -> bool: ...
 
 
-def places(ensemble: tuple[str, ...], turn: int, asked_last: Collection[str]) -> list[str]:
-    """Return the bookies to watch a ledger at: rotated, so that ledgers spread, doubtful bookies last."""
-    start = turn % len(ensemble)
-    rotated = ensemble[start:] + ensemble[:start]
-    return sorted(rotated, key=asked_last.__contains__)[:_PLACES]
+def places(
+    ensemble: tuple[str, ...], write_quorum: int, ack_quorum: int, turn: int, asked_last: Collection[str]
+) -> list[str]:
+    """Return the bookies to watch a ledger at: rotated, so that ledgers spread, doubtful bookies last.
+
+    They lie in one write set, the first one that has enough bookies which are not doubtful. Where none has,
+    it is the first one that lacks the fewest.
+    """
+    count = max(_PLACES_MIN, write_quorum - ack_quorum + 1)
+    chosen: list[list[str]] = []
+    for start in range(turn, turn + len(ensemble)):
+        at = start % len(ensemble)
+        run = (ensemble[at:] + ensemble[:at])[: max(write_quorum, count)]
+        chosen.append(sorted(run, key=asked_last.__contains__)[:count])
+    return min(chosen, key=lambda names: sum(map(asked_last.__contains__, names)))
 
 
 class Tail:
@@ -324,10 +335,9 @@ class FollowedLedger:
             return
         metadata = next(iter(self._tails)).reader.metadata if self._known is None else self._known[0]
         asked_last = {*self._of_client.asked_last(), *self._avoided}
-        former, self._places = (
-            self._places,
-            places(metadata.last_fragment.bookies, self.ledger_id, asked_last),
-        )
+        ensemble, write_quorum = metadata.last_fragment.bookies, metadata.write_quorum
+        former = self._places
+        self._places = places(ensemble, write_quorum, metadata.ack_quorum, self.ledger_id, asked_last)
         for bookie_id in former:
             if bookie_id not in self._places:
                 self._of_client.bookie(bookie_id).disarm(self.ledger_id)

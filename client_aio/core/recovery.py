@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from bookie_aio.wire.messages import Read, ReadLac, Stop
-from client_aio.core.quorum import covers_all_write_sets, proves_absent, write_set
+from client_aio.core.quorum import covers_all_write_sets, proves_absent, write_set, write_set_masks
 from metadata.ids import ENTRY_ID_MAX, NO_ENTRY, TERM_FINAL
 from metadata.model.ledger import LedgerState
 
@@ -85,12 +85,18 @@ class FenceTally:
     def __init__(self, ensemble_size: int, write_quorum: int, ack_quorum: int, first_entry: int) -> None:
         self._sizes = (ensemble_size, write_quorum, ack_quorum)
         self._answered = 0
+        self._damaged = 0
         self.lac = first_entry - 1
         self.lafr = first_entry - 1
 
-    def answer(self, seat: int, lac: int | None, lafr: int = NO_ENTRY) -> None:
-        """Note a durable fence, and the LAC and LAFR stated with it; None if they could not be verified."""
+    def answer(self, seat: int, lac: int | None, lafr: int = NO_ENTRY, *, is_damaged: bool = False) -> None:
+        """Note a durable fence, and the LAC and LAFR stated with it; None if they could not be verified.
+
+        Args:
+            is_damaged: the bookie lost data of the ledger.
+        """
         self._answered |= 1 << seat
+        self._damaged |= is_damaged << seat
         if lac is not None:
             self.lac = max(self.lac, lac)
             self.lafr = max(self.lafr, lafr)
@@ -99,6 +105,20 @@ class FenceTally:
     def is_covered(self) -> bool:
         """Return whether every ack quorum has a member that has answered."""
         return covers_all_write_sets(self._answered, *self._sizes)
+
+    @property
+    def can_end(self) -> bool:
+        """Return whether all is covered, and enough bookies of some write set could prove an entry absent.
+
+        A bookie that lost data denies nothing (rule 4). Without such a write set no search finds an end. With
+        one it may: which write set the end lies in is not known before.
+        """
+        size, write_quorum, ack_quorum = self._sizes
+        denying = self._answered & ~self._damaged
+        return self.is_covered and any(
+            proves_absent((mask & denying).bit_count(), write_quorum, ack_quorum)
+            for mask in write_set_masks(size, write_quorum)
+        )
 
     @property
     def missing(self) -> list[int]:

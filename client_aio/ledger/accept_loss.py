@@ -20,13 +20,13 @@ from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from bookie_aio.wire.listing import listed
-from bookie_aio.wire.messages import ReadAnswer, ReadLacAnswer
-from client_aio.bookies.connection import NO_ANSWER, list_entries
+from bookie_aio.wire.messages import ReadAnswer, ReadLacAnswer, Stop
+from client_aio.bookies.connection import list_entries
 from client_aio.core.read_plan import ClassRange, checked_blocks
 from client_aio.core.recovery import LossyEnd, believed, entered, fencing_lac_read
 from client_aio.ledger.metadata_update import VersionedLedgerMetadata
 from client_aio.ledger.recovery import recover_ledger
-from metadata.errors import BookKeeperError, LedgerRecoveryError, TooManyRequestsError
+from metadata.errors import BookKeeperError, LedgerRecoveryError
 from metadata.ids import ENTRY_ID_MAX, NO_ENTRY
 from metadata.model.ledger import GivenUp
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from client_aio.bookies.connection import BookieConnection
     from client_aio.context import ClientContext
     from client_aio.core.digest import Digest
-    from metadata.model.ledger import Fragment, LedgerMetadata
+    from metadata.model.ledger import LedgerMetadata
     from metadata.store import Version
 
 logger = logging.getLogger(__name__)
@@ -77,31 +77,54 @@ class _Holding(NamedTuple):
     rows: list[Row]
 
 
-class _FellSilent(Exception):
-    """A bookie that has listed its entries gives no answer to a read."""
+class _NoVerdict(Exception):
+    """A bookie that has listed an entry says neither what it is nor that it is damaged."""
 
     def __init__(self, bookie_id: str) -> None:
         super().__init__(bookie_id)
         self.bookie_id = bookie_id
 
 
-async def _find_end(context: ClientContext, metadata: LedgerMetadata, digest: Digest) -> LossyEnd:
-    """Ask the bookies for the end. One that falls silent is asked anew once, and is left out from then on.
+class _FellSilent(_NoVerdict):
+    """The bookie gives no answer to a read, or cannot serve it."""
 
-    Its entries would else count as lost, though the record does not say that this bookie may have them.
+
+class _DoesNotKnow(_NoVerdict):
+    """The bookie cannot read the entry: it may be there, and readable again later (rule 5)."""
+
+
+async def _find_end(context: ClientContext, metadata: LedgerMetadata, digest: Digest) -> LossyEnd:
+    """Ask the bookies for the end. Where one gives no verdict on an entry that it lists, all are asked anew.
+
+    One that falls silent again is left out from then on. Its entries would else count as lost, though the
+    record does not say that this bookie may have them. One that does not know again is asked on, since it may
+    return other entries: a rotten entry would else keep the ledger from ever being closed. It is recorded.
     """
     fell_silent: Counter[str] = Counter()
+    did_not_know: Counter[str] = Counter()
     while True:
         try:
             left_out = {name for name, times in fell_silent.items() if times > 1}
-            return await _find_end_without(context, metadata, digest, left_out)
+            doubted = {name for name, times in did_not_know.items() if times > 1}
+            return await _find_end_without(context, metadata, digest, left_out, doubted)
         except _FellSilent as error:
             fell_silent[error.bookie_id] += 1
+        except _DoesNotKnow as error:
+            did_not_know[error.bookie_id] += 1
 
 
 async def _find_end_without(
-    context: ClientContext, metadata: LedgerMetadata, digest: Digest, left_out: Collection[str]
+    context: ClientContext,
+    metadata: LedgerMetadata,
+    digest: Digest,
+    left_out: Collection[str],
+    doubted: Collection[str],
 ) -> LossyEnd:
+    """Find the end by the bookies that are not left out.
+
+    Args:
+        doubted: bookies whose entries are passed over where they do not know them.
+    """
     fragment = metadata.last_fragment
     asked = [name for name in fragment.bookies if name not in left_out]
     answers = await asyncio.gather(*(_ask(context, metadata, digest, bookie_id) for bookie_id in asked))
@@ -112,13 +135,14 @@ async def _find_end_without(
             f"{', '.join(fragment.bookies)} answers",
             ledger_id=metadata.ledger_id,
         )
-    last_entry, length = await _last_readable(context, metadata, digest, list(holdings.values()))
-    silent = tuple(name for name in fragment.bookies if name not in holdings)
+    reads = _Reads(context, metadata, digest, doubted)
+    last_entry, length = await reads.last_readable(list(holdings.values()))
+    may_have = tuple(name for name in fragment.bookies if name not in holdings or name in reads.passed_over)
     present = range(fragment.first_entry, last_entry + 1)
     marks = [listed(present, each.rows, fragment.content_term) for each in holdings.values()]
     missing = sum(not any(found) for found in zip(*marks, strict=True))
     lac = max(each.lac for each in holdings.values())
-    return LossyEnd(metadata, last_entry, length, GivenUp(lac, silent, missing))
+    return LossyEnd(metadata, last_entry, length, GivenUp(lac, may_have, missing))
 
 
 async def _ask(
@@ -145,28 +169,6 @@ async def _ask(
     return _Holding(connection, first_entry - 1 if statement is None else statement.lac, rows)
 
 
-async def _last_readable(
-    context: ClientContext, metadata: LedgerMetadata, digest: Digest, holdings: list[_Holding]
-) -> tuple[int, int]:
-    """Return the highest entry that some bookie returns intact, and the ledger's length up to it.
-
-    Raises:
-        _FellSilent: a bookie that lists an entry did not answer.
-    """
-    fragment = metadata.last_fragment
-    above = ENTRY_ID_MAX
-    while True:
-        last = max((_last_below(each.rows, above) for each in holdings), default=NO_ENTRY)
-        if last < fragment.first_entry:
-            return fragment.first_entry - 1, metadata.length_before
-        for each in holdings:
-            if _last_below(each.rows, above) == last:
-                length = await _length_at(context, metadata, digest, fragment, last, each.connection)
-                if length is not None:
-                    return last, length
-        above = last
-
-
 def _last_below(rows: list[Row], above: int) -> int:
     """Return the highest entry that rows list below an entry; −1 for none."""
     return max((ids[-1] for row in rows if (ids := _below(row.entry_ids, above))), default=NO_ENTRY)
@@ -176,32 +178,79 @@ def _below(ids: range, above: int) -> range:
     return ids[: max(0, min(len(ids), -(-(above - ids.start) // ids.step)))]
 
 
-async def _length_at(
-    context: ClientContext,
-    metadata: LedgerMetadata,
-    digest: Digest,
-    fragment: Fragment,
-    entry_id: int,
-    connection: BookieConnection,
-) -> int | None:
-    """Return the running length that an entry holds; None where this bookie does not return it intact.
+class _Reads:
+    """The reads of one search for the last entry that can be read.
 
-    Raises:
-        _FellSilent: the bookie did not answer.
+    Attributes:
+        passed_over: the doubted bookies that did not know an entry above the one that was found.
     """
-    wanted = ClassRange(metadata.ledger_id, fragment.content_term, entry_id, entry_id, 1, ())
-    try:
-        answer, body = await connection.call(
-            wanted.request(context.config.read_ahead_bytes),
-            ReadAnswer,
-            timeout_s=context.config.read_timeout_s,
-            ledger_id=metadata.ledger_id,
-        )
-        blocks, _ = checked_blocks(wanted, answer, body, digest)
-    except (*NO_ANSWER, TooManyRequestsError) as error:
-        logger.warning("ledger=%d entry=%d: %s", metadata.ledger_id, entry_id, error)
-        raise _FellSilent(connection.bookie_id) from error
-    except BookKeeperError as error:
-        logger.warning("ledger=%d entry=%d: %s", metadata.ledger_id, entry_id, error)
+
+    def __init__(
+        self, context: ClientContext, metadata: LedgerMetadata, digest: Digest, doubted: Collection[str]
+    ) -> None:
+        self._context = context
+        self._metadata = metadata
+        self._digest = digest
+        self._doubted = doubted
+        self.passed_over: set[str] = set()
+
+    async def last_readable(self, holdings: list[_Holding]) -> tuple[int, int]:
+        """Return the highest entry that some bookie returns intact, and the ledger's length up to it.
+
+        Raises:
+            _NoVerdict: a bookie that lists an entry gave no verdict on it, and no other returned it.
+        """
+        fragment = self._metadata.last_fragment
+        above = ENTRY_ID_MAX
+        while True:
+            last = max((_last_below(each.rows, above) for each in holdings), default=NO_ENTRY)
+            if last < fragment.first_entry:
+                return fragment.first_entry - 1, self._metadata.length_before
+            open_question: _NoVerdict | None = None
+            for each in holdings:
+                if _last_below(each.rows, above) == last:
+                    try:
+                        length = await self._length_at(last, each.connection)
+                    except _NoVerdict as error:
+                        open_question = error
+                        continue
+                    if length is not None:
+                        return last, length
+            if open_question is not None:
+                raise open_question
+            above = last
+
+    async def _length_at(self, entry_id: int, connection: BookieConnection) -> int | None:
+        """Return the running length that an entry holds; None where this bookie does not have it intact.
+
+        Raises:
+            _NoVerdict: the bookie did not answer, or does not know whether it has the entry.
+        """
+        metadata, context, bookie_id = self._metadata, self._context, connection.bookie_id
+        content_term = metadata.last_fragment.content_term
+        wanted = ClassRange(metadata.ledger_id, content_term, entry_id, entry_id, 1, ())
+        try:
+            answer, body = await connection.call(
+                wanted.request(context.config.read_ahead_bytes),
+                ReadAnswer,
+                timeout_s=context.config.read_timeout_s,
+                ledger_id=metadata.ledger_id,
+            )
+        except BookKeeperError as error:
+            # Whatever the bookie lacks for now, its files or its memory: its copy may be good.
+            logger.warning("ledger=%d entry=%d: %s", metadata.ledger_id, entry_id, error)
+            raise _FellSilent(bookie_id) from error
+        try:
+            blocks, answer = checked_blocks(wanted, answer, body, self._digest)
+        except BookKeeperError as error:
+            logger.warning("ledger=%d entry=%d: %s", metadata.ledger_id, entry_id, error)
+            return None
+        if blocks:
+            return int(blocks[0].running[0])
+        if answer.stop == Stop.UNKNOWN:
+            what = "ledger=%d entry=%d is listed by bookie %s, which cannot read it"
+            logger.warning(what, metadata.ledger_id, entry_id, bookie_id)
+            if bookie_id not in self._doubted:
+                raise _DoesNotKnow(bookie_id)
+            self.passed_over.add(bookie_id)
         return None
-    return int(blocks[0].running[0]) if blocks else None

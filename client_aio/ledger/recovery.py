@@ -130,8 +130,9 @@ async def check_reach(
     """Check that enough bookies answer to find a ledger's end, by LAC reads that do not fence.
 
     A takeover that cannot be completed must not end a healthy writer. Returns as soon as the answers cover
-    all write sets (rule 12b). With guaranteed write quorum entries may have to be written back to all of
-    their write set. Then each seat needs a bookie that answers, or a replacement.
+    all write sets (rule 12b), and could prove an end: a bookie that lost data denies no entry. With
+    guaranteed write quorum entries may have to be written back to all of their write set. Then each seat
+    needs a bookie that answers, or a replacement.
 
     Args:
         at_ack_quorum: as of `recover_ledger`.
@@ -174,10 +175,10 @@ async def _out_of_reach(
         return answer
 
     tasks = {asyncio.create_task(ask(bookie_id)): seat for seat, bookie_id in enumerate(ensemble)}
-    waiting, errors = set(tasks), dict[str, str]()
+    waiting, errors, lossy = set(tasks), dict[str, str](), dict[str, str]()
     changing = asyncio.create_task(context.pool.directory.wait_for_membership_change())
     try:
-        while waiting and not (tally.is_covered and (not is_whole or highest <= tally.lafr)):
+        while waiting and not (tally.can_end and (not is_whole or highest <= tally.lafr)):
             await asyncio.wait({*waiting, changing}, return_when=asyncio.FIRST_COMPLETED)
             if changing.done():
                 # A bookie that did not answer may be back, while another one hangs for its whole timeout.
@@ -193,10 +194,10 @@ async def _out_of_reach(
                 if error is None:
                     answer = task.result()
                     statement = believed(answer.statement, metadata, digest)
-                    if statement is None:
-                        tally.answer(tasks[task], None)
-                    else:
-                        tally.answer(tasks[task], statement.lac, statement.lafr)
+                    lac, lafr = (None, NO_ENTRY) if statement is None else (statement.lac, statement.lafr)
+                    tally.answer(tasks[task], lac, lafr, is_damaged=answer.is_damaged)
+                    if answer.is_damaged:
+                        lossy[ensemble[tasks[task]]] = "it lost data of the ledger"
                     highest = max(highest, answer.last_entry, tally.lac)
                 elif isinstance(error, BookKeeperError):
                     errors[ensemble[tasks[task]]] = str(error)
@@ -209,6 +210,8 @@ async def _out_of_reach(
         await asyncio.gather(*waiting, changing, return_exceptions=True)
     if not tally.is_covered:
         return _uncovered(metadata, errors, _NOTHING_DONE)
+    if not tally.can_end:
+        return _uncovered(metadata, errors | lossy, _NOTHING_DONE, "has an end that cannot be found")
     if is_whole and silent and highest > tally.lafr:
         try:
             await context.finder.replace(metadata, ensemble, silent)
@@ -225,12 +228,13 @@ async def _out_of_reach(
 _NOTHING_DONE = "Nothing was done: its writer, if it has one, goes on"
 
 
-def _uncovered(metadata: LedgerMetadata, errors: dict[str, str], advice: str) -> LedgerRecoveryError:
+def _uncovered(
+    metadata: LedgerMetadata, errors: dict[str, str], advice: str, what: str = "cannot be fenced"
+) -> LedgerRecoveryError:
     names = metadata.last_fragment.bookies
     missing = "; ".join(f"{name} ({errors[name]})" for name in names if name in errors)
     return LedgerRecoveryError(
-        f"ledger {metadata.ledger_id} cannot be fenced: too few of its bookies answered; missing: {missing}. "
-        f"{advice}",
+        f"ledger {metadata.ledger_id} {what}: too few of its bookies answered; missing: {missing}. {advice}",
         ledger_id=metadata.ledger_id,
     )
 

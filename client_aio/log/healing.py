@@ -22,7 +22,7 @@ from client_aio.core.healing import Backlog
 from client_aio.core.log_chain import Listing, is_still_own
 from client_aio.healing import Healing, is_final
 from client_aio.ledger.create import create_ledger
-from client_aio.ledger.futures import Failure, complete, fail_all
+from client_aio.ledger.futures import Failure, as_unknown, complete, fail_all
 from client_aio.ledger.waiting_adds import WaitingAdds, check_room
 from client_aio.log.ledger import LogLedger
 from client_aio.log.takeover import LogTakeover, discard, is_met
@@ -34,6 +34,7 @@ from metadata.errors import (
     NoSuchLedgerError,
     NoSuchLogError,
     OperationTimeoutError,
+    RecordsLostError,
 )
 from metadata.model.log import LogRow
 
@@ -135,11 +136,11 @@ class Opener:
             raise
         return await self._list(ledger, takeover)
 
-    async def try_again(self, on_settled: Callable[[int], None]) -> Listed | None:
+    async def try_again(self, on_settled: Callable[[LedgerMetadata, int], None]) -> Listed | None:
         """Open the log again once; returns None if the list was changed meanwhile.
 
         Args:
-            on_settled: called with the last entry of the failed ledger, where records wait for its end.
+            on_settled: called with the failed ledger, and its last entry, where records wait for its end.
 
         Cancelling leaves the log to another call, or to the next takeover.
 
@@ -172,7 +173,7 @@ class Opener:
         if not is_still_own(head, self._made):
             raise self._lost(f"its last ledger is {head.rows.last_key} now")
 
-    async def _settle(self, on_settled: Callable[[int], None]) -> None:
+    async def _settle(self, on_settled: Callable[[LedgerMetadata, int], None]) -> None:
         """Report the end of the failed ledger, which is CLOSED by now."""
         ledger_id = self._backlog.undecided
         if ledger_id is None:
@@ -186,7 +187,7 @@ class Opener:
                 f"ledger {ledger_id} is {metadata.state.value} yet: its recovery is tried again",
                 ledger_id=ledger_id,
             )
-        on_settled(metadata.last_entry)
+        on_settled(metadata, metadata.last_entry)
 
     async def _create(self, head: LogHead) -> LogLedger:
         return await create_ledger(self._context, self._settings, self.make, id_min=head.id_min)
@@ -428,7 +429,12 @@ class Healer:
         logger.info("log=%s is open again with ledger %d", self._name, listed.ledger.ledger_id)
         self._log.begin(listed)
 
-    def _settled(self, last_entry: int) -> None:
+    def _settled(self, metadata: LedgerMetadata, last_entry: int) -> None:
+        if metadata.given_up is not None:
+            error = _closed_with_loss(self._name, metadata)
+            logger.warning("%s", error)
+            self._lose(error)
+            return
         known = self.backlog.ended(last_entry)
         for position, add in known:
             complete(add, position)
@@ -477,9 +483,27 @@ class Healer:
         self.end(error)
 
     def _give_up(self, error: OperationTimeoutError) -> None:
-        self._loss = Failure(error)
-        # A younger record must not overtake these. Only the recovered end of their ledger keeps those that
-        # are on their way from coming later.
+        # Only the recovered end of their ledger keeps records that are on their way from coming later.
         self._log.current.fail(error)
+        self._lose(error)
+
+    def _lose(self, error: BookKeeperError) -> None:
+        """Fail all outstanding records, which are sent no more: a younger one must not overtake these."""
+        self._loss = Failure(error)
         self._loss.fail([*self.backlog.give_up(), *self.waiting.give_up()])
         self._stir()
+
+
+def _closed_with_loss(name: str, metadata: LedgerMetadata) -> BookKeeperError:
+    """Build the error of outstanding records whose ledger was closed with a loss.
+
+    Its end proves nothing: entries before it may be lost, or lie on fewer than Qa bookies.
+    """
+    return as_unknown(
+        RecordsLostError(
+            f"log {name!r}: its ledger {metadata.ledger_id} was closed with a loss behind entry "
+            f"{metadata.last_entry}. Appends that were outstanding may be there or not; later ones come "
+            "behind them",
+            ledger_id=metadata.ledger_id,
+        )
+    )

@@ -152,7 +152,9 @@ class GivenUp:
     lac: int
     """The highest LAC that a bookie stated: entries up to it were acknowledged."""
     bookies: tuple[str, ...]
-    """The bookies of the last fragment that did not answer. They may hold entries behind the end."""
+    """The bookies of the last fragment that did not answer, or could not read an entry that they listed.
+
+    They may hold entries behind the end."""
     missing: int
     """How many entries of the last fragment, before the end, no bookie listed that answered."""
 

@@ -37,12 +37,33 @@ def write(now: Scene, bookies: list[ScriptedBookie]) -> None:
 
 
 def test_ledgers_are_watched_at_two_bookies_doubtful_ones_last() -> None:
-    ensemble = ("a", "b", "c")
-    assert [places(ensemble, turn, ()) for turn in range(3)] == [["a", "b"], ["b", "c"], ["c", "a"]]
-    assert places(ensemble, 0, ["b"]) == ["a", "c"]
-    assert places(ensemble, 0, ["b", "a"]) == ["c", "a"]
-    assert places(ensemble, 1, ["a", "b", "c"]) == ["b", "c"]
-    assert places(("a",), 5, ["a"]) == ["a"]
+    whole = ("a", "b", "c"), 3, 2
+    assert [places(*whole, turn, ()) for turn in range(3)] == [["a", "b"], ["b", "c"], ["c", "a"]]
+    assert places(*whole, 0, ["b"]) == ["a", "c"]
+    assert places(*whole, 0, ["b", "a"]) == ["c", "a"]
+    assert places(*whole, 1, ["a", "b", "c"]) == ["b", "c"]
+    assert places(("a",), 1, 1, 5, ["a"]) == ["a"]
+
+
+def test_a_ledger_is_watched_at_so_many_of_a_write_set_that_one_has_each_entry() -> None:
+    names = ("a", "b", "c", "d", "e")
+    assert places(names, 5, 3, 3, ()) == ["d", "e", "a"]
+    assert places(names, 5, 1, 0, ()) == list(names)
+    assert places(names, 5, 3, 3, ["e"]) == ["d", "a", "b"]
+    assert places(names, 3, 1, 4, ()) == ["e", "a", "b"]
+    assert places(names, 2, 2, 0, ["b"]) == ["c", "d"]  # and not "a", "c": no write set has both
+    assert places(names, 1, 1, 4, ()) == ["e", "a"]  # a write set of one may hang
+    assert places(names, 3, 2, 0, ["a", "b", "d"]) == ["c", "e"]
+
+
+async def test_a_tail_hears_of_entries_that_two_of_its_bookies_get_no_adds_of() -> None:
+    async with scene(5) as now, asyncio.timeout(WAIT_S):
+        await now.create(copies=5)
+        reader = await now.client.open_ledger(LEDGER)
+        without = {LEDGER % 5, (LEDGER + 1) % 5}  # watched first
+        write(now, [bookie for number, bookie in enumerate(now.bookies) if number not in without])
+        async with aclosing(reader.tail()) as tail:
+            assert (await anext(tail)).data == b"0"
 
 
 @pytest.mark.parametrize("refusing", [0, 1, 2])

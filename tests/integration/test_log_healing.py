@@ -18,6 +18,7 @@ from client_aio import (
     LogFencedError,
     OperationTimeoutError,
     Outcome,
+    RecordsLostError,
     WriterState,
 )
 from tests.support.healing import LASTS_S, bring_back, lose_two, state_is
@@ -114,6 +115,54 @@ async def test_a_writer_that_heals_is_fenced_once_another_has_the_log(cluster: C
         is_in = cut_off.exception() is None  # The takeover has decided that.
         assert is_in or isinstance(cut_off.exception(), LogFencedError)
         assert await contents(other) == ([b"1", b"2", b"other"] if is_in else [b"1", b"other"])
+
+
+@pytest.mark.parametrize("is_fenced", [False, True])
+async def test_a_ledger_that_was_closed_with_a_loss_completes_no_append(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, is_fenced: bool
+) -> None:
+    async with (
+        client_aio.connect(cluster.uri) as client,
+        client_aio.connect(cluster.uri, connect_timeout_s=1.0, read_timeout_s=2.0) as other,
+    ):
+        log = await client.open_log("a")
+        await log.append(b"1")
+        go_on, reads = asyncio.Event(), log._lists.read
+
+        async def read_late(**options: bool) -> object:
+            await go_on.wait()
+            return await reads(**options)
+
+        monkeypatch.setattr(log._lists, "read", read_late)
+        failed = log.ledger_id
+        await lose_two(cluster)
+        cut_off = log.append(b"2")  # One bookie may take it: fewer than Qa.
+        async with asyncio.timeout(LASTS_S):
+            await state_is(log, WriterState.HEALING)
+            held = log.append(b"3")
+            async with other.open_ledger(failed, recover=True, accept_loss=True) as reader:
+                assert reader.metadata.given_up is not None
+            if is_fenced:
+                await bring_back(cluster)
+                async with other.open_log("a") as taken:
+                    await taken.append(b"other")
+            go_on.set()
+            for future in (cut_off, held):
+                with pytest.raises(RecordsLostError) as lost:
+                    await future
+                assert lost.value.outcome is Outcome.UNKNOWN
+            if is_fenced:
+                with pytest.raises(LogFencedError):
+                    await log.close()
+                await log.abort()
+                return
+            with pytest.raises(RecordsLostError):
+                await log.flush()
+            await bring_back(cluster)
+            await state_is(log, WriterState.WRITING)
+            position = await log.append(b"4")
+            assert position.ledger_id != failed
+            await log.close()
 
 
 async def test_overdue_appends_fail_together_and_later_ones_go_on(cluster: Cluster) -> None:

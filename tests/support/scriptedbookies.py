@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import client_aio
 from bookie_aio.wire.frames import FRAME_BYTES_MAX, FrameParser, encode_frame
+from bookie_aio.wire.listing import ROW
 from bookie_aio.wire.many import parse_adds, parse_write_lacs
 from bookie_aio.wire.messages import (
     VERSION_MAX,
@@ -17,6 +18,8 @@ from bookie_aio.wire.messages import (
     Failure,
     Hello,
     HelloAnswer,
+    ListEntries,
+    ListEntriesAnswer,
     Message,
     Ping,
     Read,
@@ -34,7 +37,7 @@ from bookie_aio.wire.watching import UNWATCH, Moved, encode_moved, parse_asked
 from metadata.access.bookies import BookieRecord, ensure_cluster
 from metadata.access.ledgers import LedgerStore
 from metadata.backends.memory import MemoryMetadataStore, MemoryTree
-from metadata.ids import KEY_AVAILABLE
+from metadata.ids import KEY_AVAILABLE, NO_ENTRY
 from metadata.model.ledger import LedgerMetadata, UnboundedRecord
 from tests.support.laggingstore import LaggingStore
 from tests.support.rawclient import block, lac_statement
@@ -126,6 +129,10 @@ class ScriptedBookie:
             return HelloAnswer(VERSION_MAX, self.bookie_id, request.instance_id, "nonce", *limits), b""
         if isinstance(request, Ping):
             return Done(), b""
+        if isinstance(request, ListEntries):
+            ids = sorted(entry_id for entry_id in self.entries if entry_id >= request.from_entry)
+            rows = [ROW.pack(entry_id, self.entries[entry_id][0], 1, 1) for entry_id in ids]
+            return ListEntriesAnswer(NO_ENTRY, False), b"".join(rows)
         assert isinstance(request, (Read, ReadLac))
         term, lac = self.lac or (0, -1)
         statement = None if self.lac is None else lac_statement(request.ledger_id, lac, content_term=term)

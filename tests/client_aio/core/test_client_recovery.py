@@ -140,6 +140,23 @@ def test_a_ledger_is_fenced_when_no_ack_quorum_is_left_without_an_answer() -> No
     assert (tally.lac, tally.missing) == (150, [1])
 
 
+def test_bookies_that_lost_data_cover_write_sets_and_prove_no_end() -> None:
+    tally = FenceTally(3, 3, 2, 100)
+    tally.answer(0, 150, is_damaged=True)
+    tally.answer(1, 120)
+    assert (tally.is_covered, tally.can_end, tally.lac) == (True, False, 150)
+    tally.answer(2, None)
+    assert tally.can_end
+
+
+def test_an_end_may_lie_in_the_one_write_set_that_lost_nothing() -> None:
+    tally = FenceTally(4, 2, 2, 0)
+    for seat in range(4):
+        assert not tally.can_end
+        tally.answer(seat, None, is_damaged=seat != 3)
+    assert tally.can_end
+
+
 @pytest.mark.parametrize("stated", [None, -1, 1999])
 def test_recovery_never_goes_back_behind_the_last_fragment(stated: int | None) -> None:
     """The writer changed ensembles at 2000 and died at once: its new bookies know of no LAC."""

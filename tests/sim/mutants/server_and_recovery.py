@@ -152,7 +152,7 @@ MUTANTS = [
     Mutant(
         220, "a ledger that is closed with a loss ends at the LAC that is stated",
         (Edit("client_aio.ledger.accept_loss:_find_end_without",
-              "await _last_readable(context, metadata, digest, list(holdings.values()))",
+              "await reads.last_readable(list(holdings.values()))",
               "(max(each.lac for each in holdings.values()), 0)"),),
         ("accepted-losses",),
     ),
@@ -164,7 +164,7 @@ MUTANTS = [
     ),
     Mutant(
         222, "the entries of a bookie that falls silent behind its list are lost without a record",
-        (Edit("client_aio.ledger.accept_loss:_length_at", "raise _FellSilent(",
+        (Edit("client_aio.ledger.accept_loss:_Reads._length_at", "raise _FellSilent(",
               "return None\n        raise _FellSilent("),),
         ("accepted-losses",),
     ),
