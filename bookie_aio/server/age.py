@@ -283,7 +283,7 @@ class BookieAge:
             await self._mark(counter)
             after = replace(after, has_lost=False)
         if after.doubt and after.doubt != before.doubt:
-            await self._mark_evicted(after.in_doubt_below)
+            await _mark_evicted(self._engine, self._bookie_id, after.in_doubt_below)
         await self._write_or_keep(after)  # kept only: the next start finds the events new once more
         if after.doubt and after.doubt != before.doubt:
             self._tell_of_doubt(counter)
@@ -300,29 +300,6 @@ class BookieAge:
             extra=fields(bookie=self._bookie_id, up_to=bound),
         )
         await when_durable(partial(self._engine.marking.mark_all, bound))
-
-    async def _mark_evicted(self, below: int) -> None:
-        """Mark the ledgers below an id that were evicted here: older metadata may name this bookie again.
-
-        It would deny their entries, which others had then, and a recovery would close a ledger before them.
-        """
-        assert self._engine is not None
-        following = marked = 0
-        while 0 <= following < below:
-            ids, following = self._engine.marking.list_evicted(following, _LISTED_AT_ONCE)
-            wanted = [one for one in ids if one < below and not self._engine.is_deleted(one)]
-            appends = [when_durable(partial(self._engine.append_mark, one)) for one in wanted]
-            try:
-                await asyncio.gather(*appends)
-            except DiskFullError as error:
-                self._warn("evicted ledgers cannot be marked", error)
-                return
-            marked += len(wanted)
-        if marked:
-            log.warning(
-                "evicted ledgers are marked as lost: older metadata may name this bookie",
-                extra=fields(bookie=self._bookie_id, ledgers=marked),
-            )
 
     async def learn_peers(self) -> None:
         """Read the ages of other bookies, as evidence for them after a set-back of the metadata.
@@ -590,6 +567,28 @@ async def read_age(disk: Disk, directory: str) -> AgeFile | None:
         return AgeFile.parse(bytes(await file.read(0, min(file.size(), _AGE_BYTES_MAX))))
     finally:
         file.close()
+
+
+async def _mark_evicted(engine: Engine, bookie_id: str, below: int) -> None:
+    """Mark the ledgers below an id that were evicted here: older metadata may name this bookie again.
+
+    It would deny their entries, which others had then, and a recovery would close a ledger before them.
+    """
+    following = marked = 0
+    while 0 <= following < below:
+        ids, following = engine.marking.list_evicted(following, _LISTED_AT_ONCE)
+        wanted = [one for one in ids if one < below and not engine.is_deleted(one)]
+        try:
+            await asyncio.gather(*(when_durable(partial(engine.append_mark, one)) for one in wanted))
+        except DiskFullError as error:
+            log.error("evicted ledgers cannot be marked", extra=fields(bookie=bookie_id, error=error))
+            return
+        marked += len(wanted)
+    if marked:
+        log.warning(
+            "evicted ledgers are marked as lost: older metadata may name this bookie",
+            extra=fields(bookie=bookie_id, ledgers=marked),
+        )
 
 
 def _ignore(error: StorageError) -> None:

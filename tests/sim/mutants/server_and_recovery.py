@@ -344,7 +344,7 @@ MUTANTS = [
     Mutant(
         374, "what was evicted by newer metadata is denied under older ones",
         (Edit("bookie_aio.server.age:BookieAge._judge_ids",
-              "await self._mark_evicted(after.in_doubt_below)", "pass"),),
+              "await _mark_evicted(self._engine, self._bookie_id, after.in_doubt_below)", "pass"),),
         tests=("tests/bookie_aio/server/test_server_age.py", "-k", "not_denied_under_older"),
     ),
     Mutant(
