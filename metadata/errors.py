@@ -146,6 +146,9 @@ class BookKeeperError(Exception):
         self.ledger_id = ledger_id
         self.entry_id = entry_id
         self.bookie_id = bookie_id
+        self.is_unanswered = (
+            False  # of a read: some bookie that may hold the entry did not say whether it does
+        )
         self.acknowledged: int | None = None  # of an `add_batch` that failed: so many of its entries
 
     def __reduce__(self) -> tuple[object, ...]:

@@ -451,9 +451,13 @@ def _worst(wanted: ClassRange, errors: list[BookKeeperError], absent_at: int) ->
         ranked = [*pick((StaleMetadataError,)), *pick((EntryUnknownError,)), *pick((BookKeeperError,))]
         first = next((error for error in ranked if not isinstance(error, NoSuchEntryError)), errors[0])
     kind = type(first) if isinstance(first, _READ_FAILURES) else BookieUnavailableError
-    return kind(
+    summary = kind(
         f"entry {wanted.first} of ledger {wanted.ledger_id} could not be read from any of "
         f"{', '.join(wanted.bookies)}: {'; '.join(map(str, errors))}",
         ledger_id=wanted.ledger_id,
         entry_id=wanted.first,
     )
+    summary.is_unanswered = any(
+        not isinstance(error, _READ_FAILURES) and error.bookie_id not in wanted.former for error in errors
+    )
+    return summary

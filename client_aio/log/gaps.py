@@ -98,8 +98,8 @@ async def read_past_loss(
 
 
 def _lost_entry(error: BookKeeperError, first: int) -> int:
-    if not isinstance(error, _LOSSES):
-        raise error
+    if not isinstance(error, _LOSSES) or error.is_unanswered:
+        raise error  # A bookie that did not say may hold the entry intact.
     return max(first, first if error.entry_id is None else error.entry_id)
 
 

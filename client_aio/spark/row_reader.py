@@ -21,6 +21,7 @@ from client_aio.spark.encoding import Decoded, Format, UndecodableEntryError, de
 from client_aio.spark.options import AWAY, OUTAGE_S, Outage
 from client_aio.spark.scan_plan import position_column
 from metadata.errors import (
+    BookieUnavailableError,
     DigestMismatchError,
     EntryUnknownError,
     NoSuchEntryError,
@@ -147,6 +148,8 @@ class RowReader:
         except LOST as error:
             if not self._is_permissive:
                 raise
+            if error.is_unanswered:  # it may be intact at a bookie that did not say: the outage is waited out
+                raise BookieUnavailableError(str(error), ledger_id=error.ledger_id) from error
             if following == last:
                 yield _Lost(last, 1, str(error))
                 return

@@ -348,6 +348,11 @@ MUTANTS = [
         tests=("tests/bookie_aio/server/test_server_age.py", "-k", "not_denied_under_older"),
     ),
     Mutant(
+        375, "a record is a gap though a bookie that may have it did not answer",
+        (Edit("client_aio.log.gaps:_lost_entry", " or error.is_unanswered", ""),),
+        tests=("tests/client_aio/test_client_gaps.py",),
+    ),
+    Mutant(
         145, "an id that was drawn a moment ago is refused without another look at the counter",
         (Edit("bookie_aio.server.dispatcher:Dispatcher._take",
               "self._given_ids.wait(peer, ledger_id, len(body), go_on, may_wait_aside=is_aside)",

@@ -1,0 +1,48 @@
+"""What is no gap: an entry that some bookie may have intact, which did not say."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+import client_aio
+from bookie_aio.wire.messages import Message, Read, ReadAnswer, Stop
+from metadata.access.logs import LogStore
+from metadata.model.log import LogRow
+from tests.support.scriptedbookies import LEDGER, scene
+
+WAIT_S = 20.0
+
+
+async def unknown(request: Message) -> ReadAnswer | None:
+    """Answer of entry 1 that it is not known."""
+    is_asked = isinstance(request, Read) and request.first <= 1 <= request.last
+    return ReadAnswer(Stop.UNKNOWN, request.first, None) if is_asked else None  # type: ignore[attr-defined]
+
+
+async def test_a_record_is_not_lost_while_a_bookie_that_lists_it_does_not_answer_reads() -> None:
+    goes_on = asyncio.Event()
+
+    async def hang(request: Message) -> None:
+        if isinstance(request, Read) and request.first <= 1 <= request.last:
+            await goes_on.wait()
+
+    async with scene(read_timeout_s=0.3, speculative_read_s=0.05) as now, asyncio.timeout(WAIT_S):
+        await now.create()
+        for bookie in now.bookies[:2]:
+            bookie.hold(range(3))
+        await now.change(lambda metadata: metadata.close(2, 3))
+        lists = LogStore(now.ledgers.store, "orders", draw_token=iter("abcdefghij").__next__)
+        await lists.create(custom={}, created_ms=1)
+        head, version = await lists.read()
+        await lists.change_now(head, version, lambda head: head.append([LogRow(LEDGER, LEDGER, 1)]))
+        now.bookies[0].script, now.bookies[1].script = unknown, hang
+        with pytest.raises(client_aio.EntryUnknownError) as caught:
+            _ = [each async for each in now.client.read_log("orders", on_gap="skip")]
+        assert caught.value.is_unanswered
+        now.bookies[1].script = None
+        goes_on.set()
+        found = [each async for each in now.client.read_log("orders", on_gap="skip")]
+        assert all(isinstance(each, client_aio.LogRecord) for each in found)
+        assert len(found) == 3
