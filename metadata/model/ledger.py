@@ -328,6 +328,10 @@ class LedgerMetadata:
             unbounded=replace(self.unbounded, pages=rows.pages),
             fragments=tuple(map(Fragment.of_row, rows.rows)),
         )
+        # Nobody owes what was trimmed, so nobody needs it of a former bookie.
+        changed = replace(
+            changed, absent=tuple(each for each in self.absent if each.first_entry >= changed.first_entry)
+        )
         changed._check(InvalidTransitionError)
         assert changed.last_fragment == self.last_fragment
         return changed
@@ -498,9 +502,13 @@ class LedgerMetadata:
     def with_absent(self, absent: Absent) -> LedgerMetadata:
         """Return the ledger with a record of entries that a repair found nowhere.
 
+        It is the ledger as it was where the fragment has been trimmed.
+
         Raises:
             InvalidTransitionError: there is no room for another record.
         """
+        if absent.first_entry < self.first_entry:
+            return self
         others = tuple(each for each in self.absent if each[:3] != absent[:3])
         if len(others) >= ABSENT_MAX:
             raise InvalidTransitionError(

@@ -14,7 +14,7 @@ from metadata.access.ledgers import LedgerStore
 from metadata.backends.memory import MemoryMetadataStore, MemoryTree
 from metadata.errors import LedgerExistsError, MetadataCorruptError, NoSuchLedgerError
 from metadata.ids import ledger_key, unbounded_key
-from metadata.model.ledger import Fragment, LedgerMetadata, UnboundedRecord
+from metadata.model.ledger import Absent, Fragment, LedgerMetadata, UnboundedRecord
 from metadata.store import VALUE_BYTES_MAX
 
 if TYPE_CHECKING:
@@ -74,6 +74,21 @@ async def trim(fragments: FragmentList, before: int) -> LedgerMetadata:
         return FragmentHead(await fragments.without_before(now.metadata, before))
 
     return (await fragments.change(*await fragments.read(), apply)).head.metadata
+
+
+async def test_what_is_absent_of_trimmed_fragments_keeps_no_bookie(store: MetadataStore) -> None:
+    """Nobody owes it, and no repair would ever take the record away."""
+    fragments = listed(store)
+    await grow(fragments, 5)
+    kept, gone = Absent(3 * STEP, 0, "b8", 2), Absent(0, 1, "b9", 5)
+
+    async def note(now: FragmentHead) -> FragmentHead:
+        return FragmentHead(now.metadata.with_absent(gone).with_absent(kept))
+
+    await fragments.change(*await fragments.read(), note)
+    metadata = await trim(fragments, 2 * STEP)
+    assert (metadata.first_entry, metadata.absent) == (2 * STEP, (kept,))
+    assert metadata.with_absent(gone) == metadata  # of a repair that was under way
 
 
 async def test_a_long_list_stands_in_pages_and_reads_as_it_was_written(store: MetadataStore) -> None:
