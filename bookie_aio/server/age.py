@@ -282,10 +282,11 @@ class BookieAge:
         if after.has_lost:
             await self._mark(counter)
             after = replace(after, has_lost=False)
-        if after.doubt and after.doubt != before.doubt:
+        is_new_doubt = bool(after.doubt) and after.doubt != before.doubt
+        if is_new_doubt:
             await _mark_evicted(self._engine, self._bookie_id, after.in_doubt_below)
         await self._write_or_keep(after)  # kept only: the next start finds the events new once more
-        if after.doubt and after.doubt != before.doubt:
+        if is_new_doubt:
             self._tell_of_doubt(counter)
         elif before.doubt and not after.doubt:
             log.warning("an operator accepted the metadata", extra=fields(bookie=self._bookie_id))

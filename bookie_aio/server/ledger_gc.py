@@ -159,9 +159,8 @@ class LedgerGarbageCollector:
         dropped = 0
         mark = self._engine.marking.number
         self.floor = await self._ledgers.floor()  # before the listing: see the id floor
-        await (
-            self._age.learn_events()
-        )  # behind the floor, which is raised above a lost id only after the event
+        # Behind the floor: it is raised above a lost id only after the event.
+        await self._age.learn_events()
         unlisted, gone = await self._compare(held, self.floor)
         for ledger_id in unlisted:
             if ledger_id >= self._age.in_doubt_below:

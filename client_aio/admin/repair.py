@@ -610,10 +610,10 @@ class _Copier:
             except BookKeeperError as error:
                 if isinstance(error, OperationTimeoutError):
                     self._context.pool.directory.note_failure(bookie_id)
-                if isinstance(error, NO_ANSWER) and self._loop.time() - asked > _SLOW_S:
-                    self._hanging.add(bookie_id)
                 if isinstance(error, NO_ANSWER):
                     self._unanswered.add(bookie_id)
+                    if self._loop.time() - asked > _SLOW_S:
+                        self._hanging.add(bookie_id)
                 failures.append(f"{bookie_id}: {error}")
                 continue
             if blocks:

@@ -191,8 +191,7 @@ class Drain:
         await self._context.pool.directory.refresh()
         await self._check_names()
         running = self._context.pool.directory.available
-        if self._bookie_id in running:
-            await self._check_answered()
+        await self._check_answered()
         plan = DrainPlan(self._bookie_id, self._successor, self._bookie_id in running)
         usable = [name for name, one in running.items() if one.is_writable and name != self._bookie_id]
         plan.ties, plan.stuck = await self._scan(usable)
@@ -230,8 +229,7 @@ class Drain:
             finally:
                 await self._dismiss()
             await self._context.pool.directory.refresh()
-            if self._bookie_id in self._context.pool.directory.available:
-                await self._check_answered()  # it may have been down when this began
+            await self._check_answered()  # it may have been down when this began
             await change_order(self._store, self._bookie_id, self._end)
         await self._remove()
         took_s = round(self._loop.time() - began, 3)
@@ -263,7 +261,9 @@ class Drain:
             )
 
     async def _check_answered(self) -> None:
-        """Check that the metadata are not older than what the bookie holds: it may have the only copies."""
+        """Check that the metadata are not older than what the bookie holds, where it runs."""
+        if self._bookie_id not in self._context.pool.directory.available:
+            return
         if unanswered_below((await SetBacks.read(self._store)).events, self._bookie_id):
             raise InvalidTransitionError(
                 "the metadata store was set back to an older copy, which may know less of what bookie "

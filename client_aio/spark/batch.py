@@ -38,13 +38,12 @@ def written_of(options: ReadOptions) -> Written:
 class Pieces(InputPartition):
     """The pieces that one task reads.
 
-    Args:
-        horizon: of a plan's last partition: where the plan ended, for statements that use the plan again.
+    `horizon`, of a plan's last partition: where the plan ended, for statements that use the plan again.
     """
 
-    def __init__(self, pieces: Sequence[Piece], horizon: Horizon | None = None) -> None:
+    def __init__(self, pieces: Sequence[Piece]) -> None:
         super().__init__(tuple(pieces))
-        self.horizon = horizon
+        self.horizon: Horizon | None = None
 
     def __repr__(self) -> str:
         return f"Pieces({len(self.value)})"

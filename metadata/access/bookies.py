@@ -229,9 +229,9 @@ class SetBacks:
 def unanswered_below(events: Sequence[SetBack], bookie_id: str) -> int:
     """Return the id below which the metadata may be older than what a bookie holds; 0 for nowhere.
 
-    A doubt that ended by itself is no answer. The store lists what the bookie holds, and yet a ledger that it
-    does not list may be on other bookies. A ledger that it lists may have been repaired since the copy. Only
-    an operator knows that no newer copy will come back.
+    Where the store lists all that the bookie holds, that is no answer. A ledger that it does not list may be
+    on other bookies, and one that it lists may have been repaired since the copy. Only an operator knows that
+    no newer copy will come back.
     """
     return max((event.raised_to for event in events if bookie_id not in event.answered), default=0)
 

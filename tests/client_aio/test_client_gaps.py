@@ -17,8 +17,9 @@ WAIT_S = 20.0
 
 async def unknown(request: Message) -> ReadAnswer | None:
     """Answer of entry 1 that it is not known."""
-    is_asked = isinstance(request, Read) and request.first <= 1 <= request.last
-    return ReadAnswer(Stop.UNKNOWN, request.first, None) if is_asked else None  # type: ignore[attr-defined]
+    if isinstance(request, Read) and request.first <= 1 <= request.last:
+        return ReadAnswer(Stop.UNKNOWN, request.first, None)
+    return None
 
 
 async def test_a_record_is_not_lost_while_a_bookie_that_lists_it_does_not_answer_reads() -> None:
