@@ -43,6 +43,7 @@
     │   ├── KeyExistsError
     │   ├── NoSuchKeyError
     │   ├── VersionConflictError
+    │   ├── GuardChangedError
     │   ├── MetadataCorruptError
     │   ├── MetadataSetBackError
     │   └── InvalidTransitionError      an illegal change of a ledger's metadata
@@ -79,6 +80,7 @@ __all__ = [
     "EntryTooLargeError",
     "EntryUnknownError",
     "FrameTooLargeError",
+    "GuardChangedError",
     "InvalidArgumentError",
     "InvalidTransitionError",
     "KeyExistsError",
@@ -351,6 +353,13 @@ class NoSuchKeyError(MetadataError):
 
 class VersionConflictError(MetadataError):
     """The key's version is not the expected one: another client changed the key."""
+
+
+class GuardChangedError(MetadataError):
+    """The write was to hold only while another key stays as it is, and another client changed that key.
+
+    The write has not taken effect, and never will.
+    """
 
 
 class MetadataCorruptError(MetadataError):

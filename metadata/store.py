@@ -76,6 +76,17 @@ class Versioned(NamedTuple):
     version: Version
 
 
+class Guard(NamedTuple):
+    """A key that a write depends on: the write takes effect only while the key is at that version.
+
+    The key must never be deleted. So its version never comes back, and a write that was refused by its guard
+    cannot take effect later.
+    """
+
+    key: str
+    version: Version
+
+
 class Registration(abc.ABC):
     """An ephemeral key: it exists as long as the session of the process that registered it.
 
@@ -162,9 +173,17 @@ class MetadataStore(abc.ABC):
 
     @abc.abstractmethod
     async def compare_and_set(
-        self, key: str, value: bytes, version: Version, *, token: str | None = None
+        self,
+        key: str,
+        value: bytes,
+        version: Version,
+        *,
+        token: str | None = None,
+        guard: Guard | None = None,
     ) -> Version:
-        """Replace the value if the key is still at `version`.
+        """Replace the value if the key is still at `version`, and the guard's key at the guard's.
+
+        Both are compared in one step with the write.
 
         Success is reported even when the answer was lost and other clients have written since. The version
         returned is then the one that this write made, and the caller's next compare-and-set conflicts.
@@ -173,6 +192,7 @@ class MetadataStore(abc.ABC):
             VersionConflictError: another client changed the key; this write has not taken effect and never
                 will.
             NoSuchKeyError: the key was deleted; the write never takes effect.
+            GuardChangedError: the guard's key has changed; the write never takes effect.
         """
 
     @abc.abstractmethod
@@ -320,11 +340,17 @@ class MeasuredStore(MetadataStore):
             return await self.measured.read(key)
 
     async def compare_and_set(
-        self, key: str, value: bytes, version: Version, *, token: str | None = None
+        self,
+        key: str,
+        value: bytes,
+        version: Version,
+        *,
+        token: str | None = None,
+        guard: Guard | None = None,
     ) -> Version:
         """See `MetadataStore`."""
         with self._timed("set"):
-            return await self.measured.compare_and_set(key, value, version, token=token)
+            return await self.measured.compare_and_set(key, value, version, token=token, guard=guard)
 
     async def delete(self, key: str, version: Version | None = None, *, keeps_place: bool = False) -> None:
         """See `MetadataStore`."""

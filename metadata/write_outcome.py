@@ -10,8 +10,8 @@ Ephemeral keys are exempt: they have one writer, and carry its mark and its last
 
 from __future__ import annotations
 
-from metadata.errors import KeyExistsError, MetadataUnavailableError, VersionConflictError
-from metadata.store import WRITERS_KEPT, Version
+from metadata.errors import GuardChangedError, KeyExistsError, MetadataUnavailableError, VersionConflictError
+from metadata.store import WRITERS_KEPT, Guard, Version
 
 
 def add_writer(writers: tuple[str, ...], token: str) -> tuple[str, ...]:
@@ -87,6 +87,14 @@ def conflict(key: str, expected: Version, current: Version) -> VersionConflictEr
     return VersionConflictError(
         f"key {key!r} is at version {current.number} of incarnation {current.incarnation}, "
         f"not at {expected.number} of {expected.incarnation}"
+    )
+
+
+def guard_changed(key: str, guard: Guard) -> GuardChangedError:
+    """Build the error for a write whose guard is at another version."""
+    return GuardChangedError(
+        f"key {key!r} is not written: key {guard.key!r}, which that depends on, is no longer at version "
+        f"{guard.version.number}"
     )
 
 

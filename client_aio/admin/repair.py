@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
@@ -56,18 +56,19 @@ from client_aio.core.repair_plan import (
 from client_aio.ledger.metadata_update import VersionedLedgerMetadata
 from client_aio.ledger.recovery import recover_ledger
 from client_aio.unbounded.paged_fragments import VersionedFragments, spans
-from metadata.access.bookies import Orders, is_retired
+from metadata.access.bookies import guard_of_staying
 from metadata.errors import (
     BookieError,
     BookieUnavailableError,
     BookKeeperError,
+    GuardChangedError,
     InvalidArgumentError,
     LedgerRepairError,
     NoSuchLedgerError,
     OperationTimeoutError,
     UnauthorizedAccessError,
 )
-from metadata.ids import KEY_ORDERS, TERM_FINAL, TERM_WRITER
+from metadata.ids import TERM_FINAL, TERM_WRITER
 from metadata.model.ledger import DIGEST_CRC, Absent, LedgerMetadata
 from metadata.owned_task import for_each
 
@@ -78,6 +79,7 @@ if TYPE_CHECKING:
     from bookie_aio.wire.listing import Row
     from client_aio.bookies.connection import BookieConnection
     from client_aio.context import ClientContext
+    from metadata.store import Guard
 
 logger = logging.getLogger(__name__)
 
@@ -307,18 +309,18 @@ class Repair:
         if copier.lost and await self._is_trimmed(part):
             return  # No bookie owes these entries any more.
         if target != self._lost:
-            if await self._is_leaving(target):
+            guard = await guard_of_staying(self._context.ledgers.store, target)
+            if guard is None:
                 if self._by is not None:
                     raise self._left(target)
                 self._unfit.add(target)
                 return
-            if copier.lost:
-                await self._note_absent(part, copier)
-            if not await self._name(part, target):
-                return  # Another client changed the fragment: it needs another plan.
-            if await self._is_leaving(target):
-                # The last look of who removes the bookie may have come before the compare-and-set.
-                raise self._left(target)
+            await self._note_absent(part, copier)
+            try:
+                if not await self._name(part, target, guard):
+                    return  # Another client changed the fragment: it needs another plan.
+            except GuardChangedError:
+                return  # An operator has given an order, perhaps to the target.
         lost_before = copier.lost.entries
         try:
             await copier.verify()
@@ -329,8 +331,7 @@ class Repair:
                 return
             if target != self._lost:
                 await self._note_absent(part, copier)
-        if not copier.lost:
-            await self._forget_absent(part)
+        await self._forget_absent(part, copier)
         self._fragments[part.first_entry] = copier.result()
         self._following = part.first_entry + 1
         logger.info(
@@ -340,31 +341,36 @@ class Repair:
         )  # fmt: skip
 
     async def _note_absent(self, part: Part, copier: _Copier) -> None:
-        """Record which bookie may still hold what was found nowhere, before it loses its seat."""
+        """Record that the bookie may still hold what was found nowhere, before it loses its seat."""
+        if not copier.lost:
+            return
         absent = Absent(part.first_entry, part.bookies.index(self._lost), self._lost, copier.lost.entries)
         logger.error(
             "ledger=%d fragment=%d bookie=%s: no bookie returned %d of the entries that it owes, such as %d",
             self._ledger_id, part.first_entry, self._lost, absent.entries, copier.lost.runs()[0].first,
         )  # fmt: skip
+        if self._lost not in copier.withholding:
+            return  # It has denied them: it does not hold them, and need not stay for them.
         metadata, version = await self._context.ledgers.read(self._ledger_id)
         held = VersionedLedgerMetadata(self._context, metadata, version)
         await held.update(lambda now: now.with_absent(absent))
 
-    async def _forget_absent(self, part: Part) -> None:
-        """Remove the records of a seat whose bookie now holds all that it owes."""
-        metadata, version = await self._context.ledgers.read(self._ledger_id)
+    async def _forget_absent(self, part: Part, copier: _Copier) -> None:
+        """Remove the records of a seat: all where nothing is lost, else those of bookies that deny it."""
+        kept = copier.withholding if copier.lost else ()
         seat = part.bookies.index(self._lost)
+        metadata, version = await self._context.ledgers.read(self._ledger_id)
         held = VersionedLedgerMetadata(self._context, metadata, version)
-        await held.update(lambda now: now.without_absent(part.first_entry, seat))
+        await held.update(lambda now: now.without_absent(part.first_entry, seat, kept))
 
-    async def _name(self, part: Part, target: str) -> bool:
+    async def _name(self, part: Part, target: str, guard: Guard) -> bool:
         """Put the target in the lost bookie's place; return False where the fragment has changed."""
         metadata, version = await self._context.ledgers.read(self._ledger_id)
         if metadata.is_unbounded:
             held = VersionedFragments(self._context, metadata, version)
-            return await held.replace_bookie(part, self._lost, target)
+            return await held.replace_bookie(part, self._lost, target, guard)
         return await VersionedLedgerMetadata(self._context, metadata, version).update(
-            lambda now: replaced(now, part, self._lost, target)
+            lambda now: replaced(now, part, self._lost, target), guard
         )
 
     async def _is_trimmed(self, part: Part) -> bool:
@@ -379,13 +385,6 @@ class Repair:
             ledger_id=self._ledger_id,
             bookie_id=target,
         )
-
-    async def _is_leaving(self, target: str) -> bool:
-        """Return whether a bookie must not be named: an operator has it leave, or it has left."""
-        store = self._context.ledgers.store
-        await store.sync(KEY_ORDERS)
-        order = (await Orders.read(store)).by_bookie.get(target)
-        return (order is not None and order.is_leaving) or await is_retired(store, target)
 
     async def _target(self, metadata: LedgerMetadata, part: Part) -> BookieConnection:
         if self._by is None:
@@ -455,6 +454,9 @@ class _Copier:
         self.bytes_copied = 0
         self.lost = LostRuns()
         self._former = metadata.former_bookies(part.first_entry)
+        self.withholding: set[str] = set()
+        """The bookies that may hold entries found nowhere: asked for them, they did not deny them."""
+
         self._unanswered: set[str] = set()
         self._hanging: set[str] = set()  # no bookie is waited for twice, neither to connect nor to answer
         # The final term fences former writers at a target that never heard of the ledger's end. Fencing a
@@ -537,7 +539,7 @@ class _Copier:
         """Note as lost the first entry of a range, and those behind it that no bookie lists."""
         listings: list[list[Row]] = []
         for bookie_id in self._sources(rest):
-            with suppress(BookKeeperError):
+            try:
                 rows, _ = await list_entries(
                     await self._source(bookie_id),
                     self._ledger_id,
@@ -546,6 +548,8 @@ class _Copier:
                     self._config.read_timeout_s,
                 )
                 listings.append(rows)
+            except BookKeeperError:
+                self.withholding.add(bookie_id)
         following = first_held(rest, listings)
         self.lost.add(rest, following)
         return None if following is None else rest._replace(first=following)
@@ -603,6 +607,7 @@ class _Copier:
     async def _from_source(self, wanted: ClassRange) -> list[Block]:
         """Read the beginning of a range from any bookie; [] where none returns its first entry."""
         failures: list[str] = []
+        withholding: set[str] = set()
         for bookie_id in self._sources(wanted):
             asked = self._loop.time()
             try:
@@ -615,14 +620,19 @@ class _Copier:
                     if self._loop.time() - asked > _SLOW_S:
                         self._hanging.add(bookie_id)
                 failures.append(f"{bookie_id}: {error}")
+                if not isinstance(error, NoSuchLedgerError):
+                    withholding.add(bookie_id)
                 continue
             if blocks:
                 return blocks
             failures.append(f"{bookie_id}: {Stop(answer.stop).name}")
+            if answer.stop != Stop.NO_SUCH_ENTRY:
+                withholding.add(bookie_id)
         logger.warning(
             "ledger=%d entry=%d can be had from no bookie: %s",
             self._ledger_id, wanted.first, "; ".join(failures),
         )  # fmt: skip
+        self.withholding |= withholding
         return []
 
     async def _read(self, connection: BookieConnection, wanted: ClassRange) -> tuple[list[Block], ReadAnswer]:

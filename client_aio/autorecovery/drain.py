@@ -403,7 +403,8 @@ class Drain:
         """Make the tasks that are not there, and return all tasks of the cluster."""
         refs = await self._tasks.refs()
         with_task = {ref.ledger_id for ref in refs}
-        wanted = [one for one, each in sorted(ties.items()) if Ties.COPIES in each and one not in with_task]
+        moving = Ties.COPIES | Ties.ABSENT
+        wanted = [one for one, each in sorted(ties.items()) if moving & each and one not in with_task]
         room = max(self._config.tasks_max - len(refs), 0)
 
         async def make(ledger_id: int) -> None:

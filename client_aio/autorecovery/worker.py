@@ -355,6 +355,7 @@ class Worker:
                 left, _ = await self.look(ledger_id, lost_bookies)
             else:
                 await self._spread(ledger_id)
+                await self._clear_absent(ledger_id)
         except NoSuchLedgerError:
             return Outcome(is_done=True)  # It was deleted.
         except BookKeeperError as error:
@@ -408,19 +409,44 @@ class Worker:
                     break  # Another client changed the fragment, or trimmed it; or the bookie failed.
                 bookies[seat] = new
 
+    async def _clear_absent(self, ledger_id: int) -> None:
+        """Have the bookies verified in whose place others are recorded as holding what is absent.
+
+        Such a record is left over where a repair was interrupted between its last copy and the record.
+
+        Raises:
+            BookKeeperError: a bookie could not be verified.
+        """
+        metadata, _ = await self._context.ledgers.read(ledger_id)
+        seats = {(each.first_entry, each.seat) for each in metadata.absent}
+        if not seats:
+            return
+        async with aclosing(spans(self._context, metadata)) as found:
+            async for span in found:
+                for part in complete_parts(span.fragments, span.last_entry):
+                    for first_entry, seat in seats:
+                        bookie_id = part.bookies[seat]
+                        if first_entry == part.first_entry and self._takes_copies(bookie_id):
+                            await self._run(ledger_id, bookie_id, by=bookie_id, only=first_entry)
+
     async def _repair(self, ledger_id: int, bookie_id: str, *, in_place: bool) -> int:
         """Repair one bookie's part of a ledger; return how many entries no bookie returned."""
-        record = self._context.pool.directory.available.get(bookie_id)
-        # A bookie that is read-only takes no copies, so that its seat goes to another one. One that answers
-        # and is not registered has just started, and keeps its seat.
-        takes_copies = record is None or record.is_writable
-        by = bookie_id if in_place and takes_copies else None
+        by = bookie_id if in_place and self._takes_copies(bookie_id) else None
         order = self._context.pool.directory.orders.by_bookie.get(bookie_id)
         preferred = order.successor if order is not None else ""
         report = await self._run(ledger_id, bookie_id, by=by, preferred=preferred)
         if report.mark_left:
             logger.warning("ledger=%d bookie=%s keeps its mark: %s", ledger_id, bookie_id, report.mark_left)
         return sum(run.entries for fragment in report.fragments for run in fragment.lost)
+
+    def _takes_copies(self, bookie_id: str) -> bool:
+        """Return whether a bookie that answers may be repaired in its place.
+
+        A bookie that is read-only takes no copies, so that its seat goes to another one. One that answers and
+        is not registered has just started, and keeps its seat.
+        """
+        record = self._context.pool.directory.available.get(bookie_id)
+        return record is None or record.is_writable
 
     async def _run(
         self,

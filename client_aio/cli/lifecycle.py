@@ -3,7 +3,7 @@
 import time
 from dataclasses import asdict
 from enum import StrEnum
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,6 +12,7 @@ from client_aio.cli.exit_codes import Exit
 from client_aio.cli.options import Invocation, command
 from client_aio.config import MIB, AutoRecoveryConfig
 from metadata.access.bookies import (
+    DRAINING,
     READ_ONLY,
     Order,
     Orders,
@@ -27,6 +28,9 @@ from metadata.errors import (
     NoSuchKeyError,
 )
 from metadata.store import MetadataStore
+
+if TYPE_CHECKING:
+    from client_aio import Client
 
 app = typer.Typer()
 """Its commands are those of `client_aio.cli.bookie`."""
@@ -240,6 +244,18 @@ async def _cancel(invocation: Invocation, bookie: str) -> int:
     return Exit.OK
 
 
+async def _check_unnamed(client: "Client", bookie: str) -> None:
+    """Raise InvalidTransitionError where a ledger names the bookie."""
+    from client_aio.autorecovery.survey import ledgers_naming
+
+    naming = await ledgers_naming(client._context, bookie)
+    if naming:
+        raise InvalidTransitionError(
+            f"{len(naming):,} ledgers name bookie {bookie}, such as {naming[0]}: have them repaired, "
+            f"closed or deleted first (`ledger list --bookie {bookie}`)"
+        )
+
+
 @command(app, "forget")
 async def forget(
     invocation: Invocation,
@@ -255,15 +271,18 @@ async def forget(
         await _check_known(store, bookie)
         if bookie in client.bookies:
             raise InvalidTransitionError(f"bookie {bookie} runs: stop it before it is forgotten")
-        from client_aio.autorecovery.survey import ledgers_naming
-
-        naming = await ledgers_naming(client._context, bookie)
-        if naming:
-            raise InvalidTransitionError(
-                f"{len(naming):,} ledgers name bookie {bookie}, such as {naming[0]}: have them repaired, "
-                f"closed or deleted first (`ledger list --bookie {bookie}`)"
-            )
-        if not dry_run:
+        if dry_run:
+            await _check_unnamed(client, bookie)
+        else:
+            before = (await Orders.read(store)).by_bookie.get(bookie)
+            if before is None or not before.is_leaving:
+                # Before the look: from now on no repair names the bookie.
+                await change_order(store, bookie, lambda _: Order(DRAINING, since_ms=_now_ms()))
+            try:
+                await _check_unnamed(client, bookie)
+            except BaseException:
+                await change_order(store, bookie, lambda _: before)
+                raise
             await retire(store, bookie)
             await change_order(store, bookie, lambda _: None)
     text = "may be forgotten" if dry_run else "is forgotten, and its id is not used again"

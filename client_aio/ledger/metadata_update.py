@@ -18,7 +18,7 @@ from metadata.write_outcome import is_overwritten
 if TYPE_CHECKING:
     from client_aio.context import ClientContext
     from metadata.model.ledger import LedgerMetadata
-    from metadata.store import Version
+    from metadata.store import Guard, Version
 
 logger = logging.getLogger(__name__)
 
@@ -33,10 +33,13 @@ class VersionedLedgerMetadata:
         self.current = metadata
         self.version = version
 
-    async def update(self, apply: Apply) -> bool:
+    async def update(self, apply: Apply, guard: Guard | None = None) -> bool:
         """Apply a change, until its outcome is definite (rule 10).
 
         Cancelling leaves the outcome unknown.
+
+        Args:
+            guard: another key of the store; the change happens only while it is at that version.
 
         Returns:
             True if the change has happened. False if `apply` returned None for the metadata that are there
@@ -45,11 +48,12 @@ class VersionedLedgerMetadata:
         Raises:
             MetadataUnavailableError: no definite outcome within `ensemble_change_timeout_s`.
             NoSuchLedgerError: the ledger has been deleted.
+            GuardChangedError: the guard's key has changed, and the change never happens.
         """
         with Deadline(self._context.config.ensemble_change_timeout_s) as deadline:
-            return await self._update(apply, deadline)
+            return await self._update(apply, guard, deadline)
 
-    async def _update(self, apply: Apply, deadline: Deadline) -> bool:
+    async def _update(self, apply: Apply, guard: Guard | None, deadline: Deadline) -> bool:
         ledgers = self._context.ledgers
         update = MetadataUpdate(self.current, self.version, apply)
         attempt: Attempt | None = None
@@ -61,7 +65,9 @@ class VersionedLedgerMetadata:
                 token = self._context.draw_token()
             attempt = update.attempt()
             try:
-                version = await ledgers.compare_and_set(attempt.metadata, attempt.version, token=token)
+                version = await ledgers.compare_and_set(
+                    attempt.metadata, attempt.version, token=token, guard=guard
+                )
             except VersionConflictError:
                 update.conflicted(*await self._read(deadline))
             except MetadataUnavailableError as error:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from client_aio.core.repair_plan import Part
     from metadata.model.ledger import Fragment, LedgerMetadata
     from metadata.model.paged_list import Page, PageRef
-    from metadata.store import Version
+    from metadata.store import Guard, Version
 
 _PAGES_KEPT = 4
 
@@ -72,14 +72,14 @@ class VersionedFragments(VersionedLedgerMetadata):
         self._list = fragment_list(context, metadata.ledger_id, patience_s=patience_s)
         self._turns = asyncio.Lock()
 
-    async def update(self, apply: Apply) -> bool:
+    async def update(self, apply: Apply, guard: Guard | None = None) -> bool:
         """Update as `VersionedLedgerMetadata.update`; fragments that the head has no room for go to pages."""
 
         async def change(head: FragmentHead) -> _Wanted | None:
             wanted = apply(head.metadata)
             return None if wanted is None else (FragmentHead(wanted), ())
 
-        return await self._change(change)
+        return await self._change(change, guard)
 
     async def trim(self, before_entry: int, *, term: int | None = None) -> bool:
         """Drop the fragments that lie as a whole before an entry; return False where there are none.
@@ -103,7 +103,7 @@ class VersionedFragments(VersionedLedgerMetadata):
             await self._list.sweep()  # Deletes pages of clients that lost a compare-and-set, or died.
         return is_trimmed
 
-    async def replace_bookie(self, part: Part, old: str, new: str) -> bool:
+    async def replace_bookie(self, part: Part, old: str, new: str, guard: Guard | None = None) -> bool:
         """Put a bookie in another's place in one fragment, in a page or in the head (repair, rule 14).
 
         Cancelling leaves the outcome open, and perhaps a page without a reference, which the next trim
@@ -116,6 +116,7 @@ class VersionedFragments(VersionedLedgerMetadata):
             MetadataUnavailableError: no definite outcome in time.
             NoSuchLedgerError: the ledger has been deleted.
             MetadataCorruptError: the fragment's page is damaged, or missing for good.
+            GuardChangedError: the guard's key has changed, and the change never happens.
         """
 
         async def change(head: FragmentHead) -> _Wanted | None:
@@ -131,7 +132,7 @@ class VersionedFragments(VersionedLedgerMetadata):
             rows, page = head.rows.rewrite(ref, given, self._context.draw_token)
             return head.with_rows(rows), (page,)
 
-        return await self._change(change)
+        return await self._change(change, guard)
 
     async def refresh(self) -> None:
         """Read the metadata again, as they are in the store now."""
@@ -139,7 +140,9 @@ class VersionedFragments(VersionedLedgerMetadata):
             ledger_id = self.current.ledger_id
             self.current, self.version = await self._context.ledgers.read(ledger_id, sync=True)
 
-    async def _change(self, change: Callable[[FragmentHead], Awaitable[_Wanted | None]]) -> bool:
+    async def _change(
+        self, change: Callable[[FragmentHead], Awaitable[_Wanted | None]], guard: Guard | None = None
+    ) -> bool:
         before: list[str] = []
 
         async def noted(head: FragmentHead) -> _Wanted | None:
@@ -148,7 +151,7 @@ class VersionedFragments(VersionedLedgerMetadata):
 
         async with self._turns:
             try:
-                changed = await self._list.rewrite(FragmentHead(self.current), self.version, noted)
+                changed = await self._list.rewrite(FragmentHead(self.current), self.version, noted, guard)
             except NoSuchKeyError as error:
                 ledger_id = self.current.ledger_id
                 raise NoSuchLedgerError(f"there is no ledger {ledger_id}", ledger_id=ledger_id) from error

@@ -40,6 +40,7 @@ from metadata.ids import (
     check_bookie_id,
 )
 from metadata.model.record import Record
+from metadata.store import Guard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -320,16 +321,40 @@ async def change_order(
         after = decide(before)
         if after == before:
             return before
-        changed = {name: asdict(order) for name, order in orders.by_bookie.items() if name != bookie_id}
+        changed = {name: order for name, order in orders.by_bookie.items() if name != bookie_id}
         if after is not None:
-            changed[bookie_id] = asdict(after)
-        text = json.dumps({"orders": dict(sorted(changed.items()))}).encode()
+            changed[bookie_id] = after
+        text = _text_of(changed)
         with contextlib.suppress(KeyExistsError, VersionConflictError, NoSuchKeyError):
             if orders.version is None:
                 await store.create(KEY_ORDERS, text)
             else:
                 await store.compare_and_set(KEY_ORDERS, text, orders.version)
             return after
+
+
+async def guard_of_staying(store: MetadataStore, bookie_id: str) -> Guard | None:
+    """Return the guard of a write that relies on a bookie's staying in the cluster.
+
+    It holds until an operator gives any order. None: the bookie is to leave, or has left. Who removes a
+    bookie gives an order first, then looks for what needs it, and removes it last. That look sees a write
+    under this guard, or the write never takes effect.
+    """
+    while True:
+        await store.sync(KEY_ORDERS)
+        orders = await Orders.read(store)
+        if orders.version is not None:
+            break
+        with contextlib.suppress(KeyExistsError):
+            await store.create(KEY_ORDERS, _text_of({}))
+    order = orders.by_bookie.get(bookie_id)
+    if (order is not None and order.is_leaving) or await is_retired(store, bookie_id):
+        return None
+    return Guard(KEY_ORDERS, orders.version)
+
+
+def _text_of(orders: Mapping[str, Order]) -> bytes:
+    return json.dumps({"orders": {name: asdict(orders[name]) for name in sorted(orders)}}).encode()
 
 
 async def await_obedience(store: MetadataStore, bookie_id: str, mode: str, timeout_s: float) -> bool | None:

@@ -48,7 +48,7 @@ from metadata.model.ledger import LedgerMetadata
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterator
 
-    from metadata.store import MetadataStore, Version
+    from metadata.store import Guard, MetadataStore, Version
 
 LEDGER_IDS_DRAWN = 32
 """The number of ids that a client draws at once. Unused ids are lost when the client ends."""
@@ -209,18 +209,24 @@ class LedgerStore:
                 return
 
     async def compare_and_set(
-        self, metadata: LedgerMetadata, version: Version, *, token: str | None = None
+        self,
+        metadata: LedgerMetadata,
+        version: Version,
+        *,
+        token: str | None = None,
+        guard: Guard | None = None,
     ) -> Version:
-        """Replace a ledger's metadata if it is still at that version.
+        """Replace a ledger's metadata if it is still at that version, and the guard's key at the guard's.
 
         Raises:
             VersionConflictError: another client changed it; this write never takes effect.
             NoSuchLedgerError: the ledger was deleted.
             MetadataUnavailableError: the write may take effect, now or later (rule 10).
+            GuardChangedError: the guard's key has changed; this write never takes effect.
         """
         with _of_ledger(metadata.ledger_id):
             return await self.store.compare_and_set(
-                ledger_key(metadata.ledger_id), metadata.to_json(), version, token=token
+                ledger_key(metadata.ledger_id), metadata.to_json(), version, token=token, guard=guard
             )
 
     async def delete(self, ledger_id: int, version: Version | None = None) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, Self, TypeVar
 
 from metadata.awake import Deadline
 from metadata.errors import (
+    GuardChangedError,
     KeyExistsError,
     MetadataCorruptError,
     MetadataError,
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 
     from metadata.model.paged_list import Page, PagedRows, PageRef, Row
-    from metadata.store import MetadataStore, Version
+    from metadata.store import Guard, MetadataStore, Version
 
 logger = logging.getLogger(__name__)
 
@@ -158,6 +159,7 @@ class PagedList(Generic[SomeHead]):
         head: SomeHead,
         version: Version,
         apply: Callable[[SomeHead], Awaitable[tuple[SomeHead, Sequence[Page]] | None]],
+        guard: Guard | None = None,
     ) -> Changed[SomeHead]:
         """Change the list by compare-and-set of its head, until the outcome is definite (rule 10).
 
@@ -169,20 +171,23 @@ class PagedList(Generic[SomeHead]):
                 for no change. It is called again after each conflict, and after an outcome that too many
                 later writes have hidden. So it must recognise its own work. Its errors end the attempt,
                 except NoSuchKeyError (of a page), after which the head is read again.
+            guard: another key of the store; the list changes only while it is at that version.
 
         Raises:
             MetadataUnavailableError: no definite outcome in time.
             NoSuchKeyError: the list is gone.
             MetadataCorruptError: a page that the head refers to is missing for good.
+            GuardChangedError: the guard's key has changed, and the list never changes by this call.
         """
         with Deadline(self._patience_s) as deadline:
-            return await self._rewrite(head, version, apply, deadline)
+            return await self._rewrite(head, version, apply, guard, deadline)
 
     async def _rewrite(
         self,
         head: SomeHead,
         version: Version,
         apply: Callable[[SomeHead], Awaitable[tuple[SomeHead, Sequence[Page]] | None]],
+        guard: Guard | None,
         deadline: Deadline,
     ) -> Changed[SomeHead]:
         while True:
@@ -206,13 +211,14 @@ class PagedList(Generic[SomeHead]):
             try:
                 for page in pages:
                     await self._write_page(page, deadline)
-                return Changed(wanted, await self._set(wanted, version, deadline), True)
+                return Changed(wanted, await self._set(wanted, version, guard, deadline), True)
             except _OverwrittenError:
                 pass  # the outcome is unknown, and the head may refer to the pages: they stay
             except VersionConflictError:
                 await self.delete_pages(page.name for page in pages)
-            except NoSuchKeyError:
+            except (NoSuchKeyError, GuardChangedError):
                 # The list was deleted, and perhaps swept already: no later sweep would find these pages.
+                # Or the write takes no effect, and the caller gives it up.
                 await self.delete_pages(page.name for page in pages)
                 raise
             head, version = await self._read_with_retries(deadline)
@@ -290,12 +296,16 @@ class PagedList(Generic[SomeHead]):
             except MetadataUnavailableError as error:
                 await self._pause(deadline, error)
 
-    async def _set(self, head: SomeHead, version: Version, deadline: Deadline) -> Version:
+    async def _set(
+        self, head: SomeHead, version: Version, guard: Guard | None, deadline: Deadline
+    ) -> Version:
         """Write the head: retry the same request, under the same token, until its outcome is definite."""
         token, value = self._draw_token(), head.to_json()
         while True:
             try:
-                written = await self._store.compare_and_set(self._key, value, version, token=token)
+                written = await self._store.compare_and_set(
+                    self._key, value, version, token=token, guard=guard
+                )
                 self._is_reported = False
                 return written
             except MetadataUnavailableError as error:

@@ -32,7 +32,7 @@ from metadata.keys import (
     name_of,
     parent_of,
 )
-from metadata.store import MetadataStore, Registration, Version, Versioned
+from metadata.store import Guard, MetadataStore, Registration, Version, Versioned
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -186,7 +186,13 @@ class MemoryMetadataStore(MetadataStore):
         return Versioned(node.value, node.version)
 
     async def compare_and_set(
-        self, key: str, value: bytes, version: Version, *, token: str | None = None
+        self,
+        key: str,
+        value: bytes,
+        version: Version,
+        *,
+        token: str | None = None,
+        guard: Guard | None = None,
     ) -> Version:
         check_key(key)
         value = check_value(value)
@@ -195,6 +201,8 @@ class MemoryMetadataStore(MetadataStore):
         node = self._live().find_value(key)
         if node.version != version:
             return write_outcome.settle_compare_and_set(key, version, node.version, token, maybe_sent=given)
+        if guard is not None and self.tree.find_value(guard.key).version != guard.version:
+            raise write_outcome.guard_changed(key, guard)
         return self.tree.change(key, value, token)
 
     async def delete(self, key: str, version: Version | None = None, *, keeps_place: bool = False) -> None:

@@ -88,7 +88,7 @@ from metadata.model.passwords import PasswordRecord
 from metadata.store import VALUE_BYTES_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from metadata.model.paged_list import PageRef, Row
 
@@ -518,9 +518,15 @@ class LedgerMetadata:
             )
         return replace(self, absent=(*others, absent))
 
-    def without_absent(self, first_entry: int, seat: int) -> LedgerMetadata | None:
-        """Return the ledger without the records of one seat of one fragment; None where there are none."""
-        left = tuple(each for each in self.absent if each[:2] != (first_entry, seat))
+    def without_absent(
+        self, first_entry: int, seat: int, kept: Collection[str] = ()
+    ) -> LedgerMetadata | None:
+        """Return the ledger without the records of one seat of one fragment; None where there are none.
+
+        Args:
+            kept: the bookies whose records stay.
+        """
+        left = tuple(each for each in self.absent if each[:2] != (first_entry, seat) or each.bookie in kept)
         return None if left == self.absent else replace(self, absent=left)
 
     def former_bookies(self, first_entry: int) -> list[str]:

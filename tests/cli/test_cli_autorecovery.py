@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import client_aio
 from client_aio.autorecovery.survey import survey
 from client_aio.core.audit import Condition
+from metadata.access.bookies import Orders
+from metadata.backends.uri import open_store
 from tests.support.cli import TIMEOUT_S, Cli, RunningCluster
 
 if TYPE_CHECKING:
@@ -55,6 +57,11 @@ async def test_a_cluster_says_what_is_wrong_heals_and_says_that_nothing_is(tmp_p
         (row,) = cli.rows("ledger", "list", "--under-replicated", "--bookie", lost, "--state", "closed")
         assert (row["good_copies"], row["reasons"]) == (2, [f"{lost} is down"])
         assert f"1 ledgers name bookie {lost}".encode() in cli.run("bookie", "forget", lost, code=1)
+        async with await open_store(uri) as store:
+            orders = await Orders.read(store)
+        # An order was given before the look, so that no repair names the bookie behind it. It is taken back.
+        assert orders.version is not None
+        assert not orders.by_bookie
 
         assert b"goes on" in cli.run("autorecovery", "resume")
         await until(uri, tasks=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import aclosing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -25,7 +25,8 @@ from metadata.access.bookies import (
     change_order,
 )
 from metadata.errors import InvalidTransitionError, LedgerRepairError
-from metadata.ids import KEY_COOKIES, KEY_ORDERS, KEY_REPAIR_LOCKS
+from metadata.ids import KEY_COOKIES, KEY_ORDERS, KEY_REPAIR_LOCKS, ledger_key
+from metadata.model.ledger import Absent, LedgerMetadata
 from tests.integration.test_autorecovery import faults_of, until, written
 from tests.support.cli import Cli
 from tests.support.cluster import BookieProcess, Cluster
@@ -33,6 +34,17 @@ from tests.support.replicas import WAIT_S, lose
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from metadata.store import Version
+
+
+async def written_unbounded(client: client_aio.Client) -> int:
+    """Write an unbounded ledger of two fragments; gives its id."""
+    async with client.open_unbounded_ledger("changes") as ledger:
+        await ledger.add_entries(b"entry %d" % entry_id for entry_id in range(50))
+        await ledger.roll()
+        await ledger.add_entry(b"in the last fragment")
+    return ledger.ledger_id
 
 
 async def order(client: client_aio.Client, bookie: str, mode: str) -> None:
@@ -294,33 +306,70 @@ async def test_ledgers_of_dead_writers_are_closed_or_taken_over_on_demand_only(t
         assert "b2" not in await named(client)
 
 
-@pytest.mark.parametrize("looks", [1, 2])
-async def test_a_repair_does_not_report_success_with_a_bookie_that_is_to_leave(
-    tmp_path: Path, looks: int
-) -> None:
-    """The order comes right before the repair looks at it: before its compare-and-set, and after it."""
+async def test_a_repair_names_no_bookie_that_was_ordered_to_leave_before_it_looked(tmp_path: Path) -> None:
     async with Cluster(tmp_path, bookies=5) as cluster, client_aio.connect(cluster.uri) as client:
         ledger_id = await written(client)
         lost, *others = (await client.ledger_metadata(ledger_id)).last_fragment.bookies
         target, _ = sorted(set(cluster.bookies) - {lost, *others})
-        store, seen = client._context.ledgers.store, 0
+        store = client._context.ledgers.store
         sync = store.sync
 
         async def sync_after_the_order(key: str) -> None:
-            nonlocal seen
-            seen += key == KEY_ORDERS
-            if key == KEY_ORDERS and seen == looks:
-                await change_order(store, target, lambda _: Order(DRAINING))
+            if key == KEY_ORDERS:
+                await change_order(other, target, lambda _: Order(DRAINING))
             await sync(key)
 
-        store.sync = sync_after_the_order
-        with pytest.raises(LedgerRepairError, match=f"bookie {target} was ordered to leave"):
-            await client.repair_ledger(ledger_id, replace=lost, by=target)
-        is_named = target in (await client.ledger_metadata(ledger_id)).last_fragment.bookies
-        assert is_named == (looks == 2)
-        await Drain(client._context, target, settle_s=0.1).run()
+        async with client_aio.connect(cluster.uri) as operator:
+            other = operator._context.ledgers.store
+            store.sync = sync_after_the_order
+            with pytest.raises(LedgerRepairError, match=f"bookie {target} was ordered to leave"):
+                await client.repair_ledger(ledger_id, replace=lost, by=target)
         assert target not in await named(client)
         assert await faults_of(client, [ledger_id]) == []
+
+
+@pytest.mark.parametrize("is_unbounded", [False, True])
+async def test_a_compare_and_set_that_comes_late_names_no_bookie_that_has_left(
+    tmp_path: Path, is_unbounded: bool
+) -> None:
+    """The repair's target leaves, from order to removal, while the compare-and-set is under way."""
+    async with Cluster(tmp_path, bookies=5) as cluster, client_aio.connect(cluster.uri) as client:
+        ledger_id = await (written_unbounded if is_unbounded else written)(client)
+        before = (await client.ledger_metadata(ledger_id)).fragments[0].bookies
+        removed: list[str] = []
+        async with client_aio.connect(cluster.uri) as repairer:
+            store = repairer._context.ledgers.store
+            compare_and_set = store.compare_and_set
+
+            async def set_after_the_removal(key: str, value: bytes, *args: Any, **given: Any) -> Version:
+                if key == ledger_key(ledger_id) and not removed:
+                    wanted = LedgerMetadata.from_json(value).fragments[0].bookies
+                    removed.extend(set(wanted) - set(before))
+                    await Drain(client._context, removed[0], settle_s=0.1, recover_after_s=0.1).run()
+                return await compare_and_set(key, value, *args, **given)
+
+            store.compare_and_set = set_after_the_removal
+            report = await repairer.repair_ledger(ledger_id, replace=before[0])
+        (target,) = removed
+        assert report.fragments[0].replacement not in {target, *before}
+        named_now = [each.bookies for each in (await client.ledger_metadata(ledger_id)).fragments]
+        assert not any(target in bookies for bookies in named_now)
+        assert await faults_of(client, [ledger_id]) == []
+
+
+async def test_a_bookie_leaves_once_what_it_was_kept_for_is_verified_elsewhere(tmp_path: Path) -> None:
+    """A repair was interrupted between its last copy and the record of what it had found nowhere."""
+    async with Cluster(tmp_path, bookies=4) as cluster, client_aio.connect(cluster.uri) as client:
+        ledger_id = await written(client)
+        bookies = (await client.ledger_metadata(ledger_id)).last_fragment.bookies
+        (kept,) = cluster.bookies.keys() - set(bookies)
+        held = VersionedLedgerMetadata(client._context, *await client._context.ledgers.read(ledger_id))
+        await held.update(lambda now: now.with_absent(Absent(0, 1, kept, 7)))
+        cluster.bookies["b5"] = BookieProcess("b5", tmp_path, cluster.uri)
+        await cluster["b5"].start()
+        await Drain(client._context, kept, settle_s=0.1).run()
+        assert (await client.ledger_metadata(ledger_id)).absent == ()
+        assert kept not in await cookies(client)
 
 
 async def test_a_seat_is_left_to_a_bookie_that_is_down_and_not_to_one_that_leaves(tmp_path: Path) -> None:

@@ -11,9 +11,10 @@ import client_aio
 from benchmarks.processes import start_module
 from bookie_aio.wire.messages import Op, Read, Stop
 from client_aio import LedgerState
+from client_aio.ledger.metadata_update import VersionedLedgerMetadata
 from client_aio.ledger.recovery import recover_ledger
 from metadata.ids import TERM_FINAL
-from tests.support.cluster import Cluster
+from tests.support.cluster import BookieProcess, Cluster
 from tests.support.links import Links
 from tests.support.replicas import WAIT_S, everything, flip, lose, stop_of, stored
 
@@ -424,6 +425,34 @@ class TestDamage:
             assert [(each.seat, each.bookie) for each in after.absent] == [(0, lost)]
             copies = await stored(client, fragment.replacement, ledger_id, range(COUNT))
             assert len(copies) == fragment.entries_copied
+
+    @pytest.mark.parametrize("is_down", [False, True])
+    async def test_a_bookie_that_denies_what_is_found_nowhere_is_not_kept_for_it(
+        self, tmp_path: Path, is_down: bool
+    ) -> None:
+        async with Cluster(tmp_path) as cluster, client_aio.connect(cluster.uri) as client:
+            ledger_id = await written(client, 2, 2, 2)
+            before, other = (await client.ledger_metadata(ledger_id)).last_fragment.bookies
+            (empty,) = cluster.bookies.keys() - {before, other}
+            held = VersionedLedgerMetadata(client._context, *await client._context.ledgers.read(ledger_id))
+            await held.update(lambda now: now.replace_bookie(0, before, empty))
+            await cluster[before].kill()
+            await cluster[other].end()
+            flip(cluster[other].directory, payload(2222))
+            await cluster[other].start()
+            cluster.bookies["b4"] = BookieProcess("b4", tmp_path, cluster.uri)
+            await cluster["b4"].start()
+            if is_down:
+                await cluster[empty].kill()
+            (fragment,) = (await client.repair_ledger(ledger_id, replace=empty, by="b4")).fragments
+            assert fragment.lost
+            absent = (await client.ledger_metadata(ledger_id)).absent
+            assert [each.bookie for each in absent] == ([empty] if is_down else [])
+            if is_down:
+                await cluster[empty].start()
+            (fragment,) = (await client.repair_ledger(ledger_id, replace="b4", by="b4")).fragments
+            assert fragment.lost
+            assert (await client.ledger_metadata(ledger_id)).absent == ()
 
     async def test_a_mark_stays_where_an_entry_is_found_nowhere(self, tmp_path: Path) -> None:
         """Rule 4: else the bookie would deny an entry that it has lost."""

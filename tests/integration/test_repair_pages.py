@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import aclosing
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -333,10 +333,8 @@ async def test_a_lost_answer_of_the_compare_and_set_is_settled(
         store = links.store("repairer")
         made, lost_answers = store.compare_and_set, count()
 
-        async def lose_each_first_answer(
-            key: str, value: bytes, version: Version, *, token: str | None = None
-        ) -> Version:
-            done = await made(key, value, version, token=token)
+        async def lose_each_first_answer(key: str, value: bytes, version: Version, **given: Any) -> Version:
+            done = await made(key, value, version, **given)
             if next(lost_answers) % 2 == 0:
                 raise MetadataUnavailableError("the answer was lost")
             return done

@@ -10,12 +10,13 @@ import pytest
 
 from metadata.errors import (
     ClientClosedError,
+    GuardChangedError,
     InvalidArgumentError,
     KeyExistsError,
     NoSuchKeyError,
     VersionConflictError,
 )
-from metadata.store import VALUE_BYTES_MAX, WRITERS_KEPT, MetadataStore, Version
+from metadata.store import VALUE_BYTES_MAX, WRITERS_KEPT, Guard, MetadataStore, Version
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -183,6 +184,32 @@ async def test_the_same_compare_and_set_again_gives_the_version_it_made(backend:
     assert await two.read("a") == (b"3", third)
     with pytest.raises(VersionConflictError):
         await one.compare_and_set("a", b"4", again)
+
+
+async def test_a_guarded_write_takes_effect_only_while_the_other_key_stays_as_it_is(
+    store: MetadataStore,
+) -> None:
+    first = await store.create("a", b"1")
+    guard = Guard("b", await store.create("b", b"1"))
+    second = await store.compare_and_set("a", b"2", first, guard=guard)
+    assert await store.read("a") == (b"2", second)
+    await store.compare_and_set("b", b"2", guard.version)
+    with pytest.raises(GuardChangedError, match="'a' is not written: key 'b'"):
+        await store.compare_and_set("a", b"3", second, guard=guard)
+    assert await store.read("a") == (b"2", second)
+    # A conflict comes first: the value that the caller knew is gone, whatever the guard says.
+    with pytest.raises(VersionConflictError):
+        await store.compare_and_set("a", b"3", first, guard=guard)
+
+
+async def test_a_guarded_write_that_took_effect_is_success_although_the_guard_has_changed_since(
+    store: MetadataStore,
+) -> None:
+    first = await store.create("a", b"1")
+    guard = Guard("b", await store.create("b", b"1"))
+    second = await store.compare_and_set("a", b"2", first, token="mine", guard=guard)
+    await store.compare_and_set("b", b"2", guard.version)
+    assert await store.compare_and_set("a", b"2", first, token="mine", guard=guard) == second
 
 
 async def test_a_key_created_anew_never_equals_an_old_version(store: MetadataStore) -> None:

@@ -18,7 +18,7 @@ from metadata.ids import LEDGER_ID_MAX, ledger_key
 from metadata.model.ledger import LedgerMetadata
 
 if TYPE_CHECKING:
-    from metadata.store import MetadataStore, Version
+    from metadata.store import Guard, MetadataStore, Version
     from tests.metadata.conftest import Backend
 
 
@@ -31,11 +31,16 @@ async def test_a_tag_is_set_beside_other_changes(store: MetadataStore) -> None:
         """Another client closes the ledger between the read and the first compare-and-set."""
 
         async def compare_and_set(
-            self, metadata: LedgerMetadata, version: Version, *, token: str | None = None
+            self,
+            metadata: LedgerMetadata,
+            version: Version,
+            *,
+            token: str | None = None,
+            guard: Guard | None = None,
         ) -> Version:
             if len(tokens) == 1:
                 await super().compare_and_set(ledger(7).close(-1, 0), version)
-            return await super().compare_and_set(metadata, version, token=token)
+            return await super().compare_and_set(metadata, version, token=token, guard=guard)
 
     def draw_token() -> str:
         tokens.append(f"t{len(tokens)}")

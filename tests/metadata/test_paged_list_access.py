@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from metadata.model.paged_list import Page
-    from metadata.store import MetadataStore, Version
+    from metadata.store import Guard, MetadataStore, Version
     from tests.metadata.conftest import Backend
 
 WIDE = "x" * 2000
@@ -143,11 +143,17 @@ class Mean(MemoryMetadataStore):
         self.after: Callable[[str], Awaitable[None]] | None = None
 
     async def compare_and_set(
-        self, key: str, value: bytes, version: Version, *, token: str | None = None
+        self,
+        key: str,
+        value: bytes,
+        version: Version,
+        *,
+        token: str | None = None,
+        guard: Guard | None = None,
     ) -> Version:
         if self.before is not None:
             await self.before(key)
-        made = await super().compare_and_set(key, value, version, token=token)
+        made = await super().compare_and_set(key, value, version, token=token, guard=guard)
         if self.after is not None:
             await self.after(key)
         return made

@@ -14,12 +14,14 @@ from metadata.access.bookies import BookieRecord
 from metadata.backends.zookeeper.session import ConnectionLostError, NoAuthError, RefusedError
 from metadata.backends.zookeeper.store import Attempt, ZooKeeperMetadataStore
 from metadata.errors import (
+    GuardChangedError,
     KeyExistsError,
     MetadataUnavailableError,
     NoSuchKeyError,
     UnauthorizedAccessError,
     VersionConflictError,
 )
+from metadata.store import Guard
 from tests.metadata.conftest import new_root
 from tests.support.proxy import ZooKeeperProxy
 from tests.support.zookeeper import free_ports
@@ -117,6 +119,30 @@ async def test_a_lost_answer_to_a_compare_and_set_is_success(pair: Pair) -> None
     second = await pair.store.compare_and_set("a", b"2", first)
     assert lost.is_set()
     assert await pair.other.read("a") == (b"2", second)
+
+
+async def test_a_lost_answer_to_a_guarded_write_is_success_although_the_guard_changed(pair: Pair) -> None:
+    first = await pair.store.create("a", b"1")
+    guard = Guard("b", await pair.store.create("b", b"1"))
+
+    async def change_the_guard() -> None:
+        await pair.other.compare_and_set("b", b"2", guard.version)
+
+    lost = pair.proxy.lose_answer("multi", before_answer=change_the_guard)
+    second = await pair.store.compare_and_set("a", b"2", first, guard=guard)
+    assert lost.is_set()
+    assert await pair.other.read("a") == (b"2", second)
+
+
+async def test_a_lost_refusal_of_a_guarded_write_is_still_a_refusal(pair: Pair) -> None:
+    first = await pair.store.create("a", b"1")
+    guard = Guard("b", await pair.store.create("b", b"1"))
+    await pair.other.compare_and_set("b", b"2", guard.version)
+    lost = pair.proxy.lose_answer("multi")
+    with pytest.raises(GuardChangedError):
+        await pair.store.compare_and_set("a", b"2", first, guard=guard)
+    assert lost.is_set()
+    assert await pair.other.read("a") == (b"1", first)
 
 
 async def test_a_lost_answer_to_a_compare_and_set_is_success_although_others_wrote_since(pair: Pair) -> None:
@@ -269,11 +295,11 @@ async def test_a_look_that_is_refused_after_a_conflict_is_an_error_of_the_store(
     version = await pair.store.create("a", b"1")
     send = pair.store._session.set
 
-    async def come_second(path: str, data: bytes, number: int) -> object:
+    async def come_second(path: str, data: bytes, number: int, *check: None) -> object:
         if path.endswith("/sync"):
             raise refusal
         await pair.other.compare_and_set("a", b"2", version)
-        return await send(path, data, number)
+        return await send(path, data, number, *check)
 
     monkeypatch.setattr(pair.store._session, "set", come_second)
     with pytest.raises(expected):
@@ -316,12 +342,12 @@ async def test_a_request_that_is_late_does_not_meet_a_name_that_was_made_anew(
     version = await pair.store.create("logs/a", b"1")
     send = pair.store._session.set
 
-    async def come_late(path: str, data: bytes, number: int) -> object:
+    async def come_late(path: str, data: bytes, number: int, *check: None) -> object:
         if path.endswith("/logs/a"):
             monkeypatch.undo()
             await pair.other.delete("logs/a", version, keeps_place=True)
             await pair.other.create("logs/a", b"2")
-        return await send(path, data, number)
+        return await send(path, data, number, *check)
 
     monkeypatch.setattr(pair.store._session, "set", come_late)
     with pytest.raises(VersionConflictError):

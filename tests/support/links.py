@@ -72,7 +72,7 @@ from metadata.access.bookies import BookieRecord, split_address
 from metadata.backends.uri import open_store
 from metadata.errors import NoSuchKeyError
 from metadata.ids import KEY_AVAILABLE, available_key, ledger_key
-from metadata.store import MetadataStore, Registration, Version, Versioned
+from metadata.store import Guard, MetadataStore, Registration, Version, Versioned
 from tests.support.pipe import Pipe
 
 if TYPE_CHECKING:
@@ -364,11 +364,17 @@ class ClientStore(MetadataStore):
         return Versioned(value, version)
 
     async def compare_and_set(
-        self, key: str, value: bytes, version: Version, *, token: str | None = None
+        self,
+        key: str,
+        value: bytes,
+        version: Version,
+        *,
+        token: str | None = None,
+        guard: Guard | None = None,
     ) -> Version:
         if self.before_compare_and_set is not None:
             await self.before_compare_and_set(key)
-        return await self.inner.compare_and_set(key, value, version, token=token)
+        return await self.inner.compare_and_set(key, value, version, token=token, guard=guard)
 
     async def create(self, key: str, value: bytes, *, token: str | None = None) -> Version:
         if self.before_create is not None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NoReturn
 from tests.support.links import ClientStore
 
 if TYPE_CHECKING:
-    from metadata.store import MetadataStore, Version, Versioned
+    from metadata.store import Guard, MetadataStore, Version, Versioned
 
 
 class DiedError(Exception):
@@ -42,10 +42,16 @@ class MortalStore(ClientStore):
         return await self.inner.read(key)
 
     async def compare_and_set(
-        self, key: str, value: bytes, version: Version, *, token: str | None = None
+        self,
+        key: str,
+        value: bytes,
+        version: Version,
+        *,
+        token: str | None = None,
+        guard: Guard | None = None,
     ) -> Version:
         self._check()
-        made = await self.inner.compare_and_set(key, value, version, token=token)
+        made = await self.inner.compare_and_set(key, value, version, token=token, guard=guard)
         self._count()
         self._check()
         return made

@@ -29,6 +29,7 @@ OPCODES = {
     "exists": (3,),
     "get": (4,),
     "set": (5,),
+    "multi": (14,),
     "children": (8, 12),
 }
 

@@ -48,7 +48,7 @@ from metadata.errors import (
 )
 from metadata.keys import check_count, check_key, check_sequence, check_value, token_of
 from metadata.owned_task import OwnedTask
-from metadata.store import MetadataStore, Registration, Version, Versioned
+from metadata.store import Guard, MetadataStore, Registration, Version, Versioned
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Generator, Sequence
@@ -233,12 +233,20 @@ class SqliteMetadataStore(MetadataStore):
         return await self._submit(lambda: self._tables.read(key))
 
     async def compare_and_set(
-        self, key: str, value: bytes, version: Version, *, token: str | None = None
+        self,
+        key: str,
+        value: bytes,
+        version: Version,
+        *,
+        token: str | None = None,
+        guard: Guard | None = None,
     ) -> Version:
         check_key(key)
         value = check_value(value)
         given, token = token is not None, token_of(token)
-        return await self._write(lambda: self._tables.compare_and_set(key, value, version, token, given))
+        return await self._write(
+            lambda: self._tables.compare_and_set(key, value, version, token, given, guard)
+        )
 
     async def delete(self, key: str, version: Version | None = None, *, keeps_place: bool = False) -> None:
         check_key(key)

@@ -34,7 +34,7 @@ from metadata.errors import (
 )
 from metadata.ids import MALFORMED
 from metadata.keys import ancestors_of, name_of, parent_of
-from metadata.store import Version, Versioned
+from metadata.store import Guard, Version, Versioned
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -165,7 +165,13 @@ class Tables:
         return Versioned(row.value, row.version)
 
     def compare_and_set(
-        self, key: str, value: bytes, expected: Version, token: str, maybe_sent: bool
+        self,
+        key: str,
+        value: bytes,
+        expected: Version,
+        token: str,
+        maybe_sent: bool,
+        guard: Guard | None,
     ) -> Version:
         """Replace a value; see `MetadataStore.compare_and_set`."""
         with self._writing():
@@ -174,6 +180,8 @@ class Tables:
                 return write_outcome.settle_compare_and_set(
                     key, expected, row.version, token, maybe_sent=maybe_sent
                 )
+            if guard is not None and self._find_value(guard.key).version != guard.version:
+                raise write_outcome.guard_changed(key, guard)
             return self._change(key, value, write_outcome.add_writer(row.writers, token))
 
     def delete(self, key: str, expected: Version | None) -> None:

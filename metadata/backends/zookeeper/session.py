@@ -73,6 +73,10 @@ class BadVersionError(Exception):
     """The node is at another version."""
 
 
+class CheckFailedError(Exception):
+    """Another node is not at the version that the write depends on; nothing was written."""
+
+
 class NotEmptyError(Exception):
     """The node has children."""
 
@@ -326,10 +330,27 @@ class Session:
             return None
         return _stat(answer.stat)
 
-    async def set(self, path: str, data: bytes, version: int) -> Stat:
-        """Replace a node's data at that version (−1: any)."""
+    async def set(self, path: str, data: bytes, version: int, check: tuple[str, int] | None = None) -> Stat:
+        """Replace a node's data at that version (−1: any).
+
+        Args:
+            check: another node, and the version that it has to be at; compared in one step with the write.
+        """
         request = protocol.SetDataRequest(path=path, data=data, version=version)
-        return _stat((await self._call(request, protocol.SetDataResponse)).stat)
+        if check is None:
+            return _stat((await self._call(request, protocol.SetDataResponse)).stat)
+        both = protocol.TransactionRequest()
+        both.add(protocol.CheckVersionRequest(path=check[0], version=check[1]))
+        both.add(request)
+        checked, written = (await self._call(both, protocol.TransactionResponse)).responses
+        if isinstance(written, protocol.SetDataResponse):
+            return _stat(written.stat)
+        # The part that failed has an error. The one before it has code 0, and the one behind it another.
+        codes = [each.error_code for each in (checked, written) if isinstance(each, exc.ResponseError)]
+        code = next((code for code in codes if code), 0)
+        if code == codes[0] and code in (-101, -103):
+            raise CheckFailedError
+        raise _ERRORS.get(code, RefusedError)(_name_of(code))
 
     async def delete(self, path: str, version: int) -> None:
         """Delete a node at that version."""

@@ -38,6 +38,7 @@ from metadata import write_outcome
 from metadata.awake import awake_timeout
 from metadata.backends.zookeeper.session import (
     BadVersionError,
+    CheckFailedError,
     ConnectionLostError,
     EphemeralParentError,
     NoAuthError,
@@ -69,7 +70,7 @@ from metadata.keys import (
     token_of,
 )
 from metadata.owned_task import OwnedTask
-from metadata.store import MetadataStore, Registration, Version, Versioned
+from metadata.store import Guard, MetadataStore, Registration, Version, Versioned
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
@@ -365,11 +366,18 @@ class ZooKeeperMetadataStore(MetadataStore):
         return await self._settle(f"read {key!r}", attempt)
 
     async def compare_and_set(
-        self, key: str, value: bytes, version: Version, *, token: str | None = None
+        self,
+        key: str,
+        value: bytes,
+        version: Version,
+        *,
+        token: str | None = None,
+        guard: Guard | None = None,
     ) -> Version:
         check_key(key)
         value = check_value(value)
         given, token = token is not None, token_of(token)
+        check = None if guard is None else (self._path(guard.key), guard.version.number)
 
         async def attempt(state: Attempt) -> Version:
             try:
@@ -378,7 +386,8 @@ class ZooKeeperMetadataStore(MetadataStore):
                     writers = write_outcome.add_writer(current.writers, token)
                     born = version.incarnation >> _ZXID_BITS
                     data = seal(value, writers, born)
-                    stat = await state.write(self._session.set(self._path(key), data, version.number))
+                    request = self._session.set(self._path(key), data, version.number, check)
+                    stat = await state.write(request)
                     made = _version(stat, writers, born)
                     if made.incarnation != version.incarnation:
                         raise MetadataCorruptError(
@@ -389,6 +398,10 @@ class ZooKeeperMetadataStore(MetadataStore):
                 if state.is_synced:
                     raise
                 current = None
+            except CheckFailedError:
+                # An earlier request of this write may have taken effect before the guard changed.
+                if guard is not None and (state.is_synced or not state.maybe_sent):
+                    raise write_outcome.guard_changed(key, guard) from None
             # A conflict is decided only after a sync: a lagging server may show an old version.
             if not state.is_synced:
                 await self._sync(state)

@@ -1,3 +1,5 @@
+from aiozk.exc import ResponseError
+
 from .request import Request
 from .response import Response
 
@@ -56,6 +58,18 @@ class SetDataRequest(Request):
 
 class SetDataResponse(Response):
     stat: Stat
+
+class CheckVersionRequest(Request):
+    def __init__(self, *, path: str, version: int) -> None: ...
+
+class CheckVersionResponse(Response): ...
+
+class TransactionRequest(Request):
+    def __init__(self) -> None: ...
+    def add(self, request: Request) -> None: ...
+
+class TransactionResponse(Response):
+    responses: list[SetDataResponse | CheckVersionResponse | ResponseError]
 
 class DeleteRequest(Request):
     def __init__(self, *, path: str, version: int) -> None: ...

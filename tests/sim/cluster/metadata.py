@@ -35,7 +35,7 @@ from metadata.errors import (
 )
 from metadata.keys import check_count, check_sequence, check_token, check_value, name_of, parent_of
 from metadata.keys import check_key as _check_key
-from metadata.store import MetadataStore, Registration, Version, Versioned
+from metadata.store import Guard, MetadataStore, Registration, Version, Versioned
 from tests.sim.cluster.loop import SimLoop
 
 if TYPE_CHECKING:
@@ -362,7 +362,13 @@ class SimMetadataStore(MetadataStore):
         return await self._call(lambda: self.tree.value_at(key, self._view()))
 
     async def compare_and_set(
-        self, key: str, value: bytes, version: Version, *, token: str | None = None
+        self,
+        key: str,
+        value: bytes,
+        version: Version,
+        *,
+        token: str | None = None,
+        guard: Guard | None = None,
     ) -> Version:
         check_key(key)
         value = check_value(value)
@@ -376,6 +382,8 @@ class SimMetadataStore(MetadataStore):
                 return write_outcome.settle_compare_and_set(
                     key, version, node.version, token, maybe_sent=given
                 )
+            if guard is not None and self.tree.find_value(guard.key).version != guard.version:
+                raise write_outcome.guard_changed(key, guard)
             return self._wrote(self.tree.change(key, value, token))
 
         return await self._call(effect)
