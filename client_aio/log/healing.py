@@ -136,11 +136,11 @@ class Opener:
             raise
         return await self._list(ledger, takeover)
 
-    async def try_again(self, on_settled: Callable[[LedgerMetadata, int], None]) -> Listed | None:
+    async def try_again(self, on_settled: Callable[[LedgerMetadata], None]) -> Listed | None:
         """Open the log again once; returns None if the list was changed meanwhile.
 
         Args:
-            on_settled: called with the failed ledger, and its last entry, where records wait for its end.
+            on_settled: called with the failed ledger, which is CLOSED, where records wait for its end.
 
         Cancelling leaves the log to another call, or to the next takeover.
 
@@ -173,7 +173,7 @@ class Opener:
         if not is_still_own(head, self._made):
             raise self._lost(f"its last ledger is {head.rows.last_key} now")
 
-    async def _settle(self, on_settled: Callable[[LedgerMetadata, int], None]) -> None:
+    async def _settle(self, on_settled: Callable[[LedgerMetadata], None]) -> None:
         """Report the end of the failed ledger, which is CLOSED by now."""
         ledger_id = self._backlog.undecided
         if ledger_id is None:
@@ -187,7 +187,7 @@ class Opener:
                 f"ledger {ledger_id} is {metadata.state.value} yet: its recovery is tried again",
                 ledger_id=ledger_id,
             )
-        on_settled(metadata, metadata.last_entry)
+        on_settled(metadata)
 
     async def _create(self, head: LogHead) -> LogLedger:
         return await create_ledger(self._context, self._settings, self.make, id_min=head.id_min)
@@ -429,7 +429,9 @@ class Healer:
         logger.info("log=%s is open again with ledger %d", self._name, listed.ledger.ledger_id)
         self._log.begin(listed)
 
-    def _settled(self, metadata: LedgerMetadata, last_entry: int) -> None:
+    def _settled(self, metadata: LedgerMetadata) -> None:
+        last_entry = metadata.last_entry
+        assert last_entry is not None
         if metadata.given_up is not None:
             error = _closed_with_loss(self._name, metadata)
             logger.warning("%s", error)
