@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from bookie_aio.wire.messages import NO_TERM, AddFlag, ReadAnswer, ReadLac, ReadLacAnswer, Stop
 from client_aio.bookies.pool import GRACE_S
-from client_aio.core.quorum import indexes_of
+from client_aio.core.quorum import can_acknowledge, indexes_of, proves_absent
 from client_aio.core.read_plan import ClassRange, checked_blocks, class_ranges
 from client_aio.core.recovery import (
     Ask,
@@ -37,6 +37,7 @@ from client_aio.ledger.entry_reader import EntryReader
 from client_aio.ledger.futures import fenced_by_term
 from client_aio.ledger.metadata_update import VersionedLedgerMetadata
 from client_aio.ledger.replication import Replication
+from metadata.awake import awake_wait
 from metadata.errors import (
     BookieUnavailableError,
     BookKeeperError,
@@ -130,9 +131,9 @@ async def check_reach(
     """Check that enough bookies answer to find a ledger's end, by LAC reads that do not fence.
 
     A takeover that cannot be completed must not end a healthy writer. Returns as soon as the answers cover
-    all write sets (rule 12b), and could prove an end: a bookie that lost data denies no entry. With
-    guaranteed write quorum entries may have to be written back to all of their write set. Then each seat
-    needs a bookie that answers, or a replacement.
+    all write sets (rule 12b), and could prove an end: a bookie that lost data denies no entry. Entries may
+    have to be written back. Then each write set needs Qa bookies that answer, or replacements. With
+    guaranteed write quorum each seat needs one.
 
     Args:
         at_ack_quorum: as of `recover_ledger`.
@@ -157,72 +158,174 @@ async def check_reach(
 async def _out_of_reach(
     context: ClientContext, metadata: LedgerMetadata, digest: Digest, at_ack_quorum: bool
 ) -> LedgerRecoveryError | None:
-    ensemble = metadata.last_fragment.bookies
-    sizes = (metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum)
-    tally = FenceTally(*sizes, metadata.last_fragment.first_entry)
-    question = ReadLac(metadata.ledger_id, NO_TERM, NO_ENTRY, 0)
-    is_whole, highest, silent = metadata.guaranteed_write_quorum and not at_ack_quorum, NO_ENTRY, 0
+    reach = _Reach(context, metadata, digest, at_ack_quorum=at_ack_quorum)
+    await reach.ask()
+    return await reach.error()
 
-    async def ask(bookie_id: str) -> ReadLacAnswer:
-        answer, _ = await context.pool.ask(
+
+class _Reach:
+    """What the bookies of a last fragment answer to LAC reads that do not fence."""
+
+    def __init__(
+        self, context: ClientContext, metadata: LedgerMetadata, digest: Digest, *, at_ack_quorum: bool
+    ) -> None:
+        self._context = context
+        self._metadata = metadata
+        self._digest = digest
+        self._ensemble = metadata.last_fragment.bookies
+        self._sizes = (metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum)
+        self._is_whole = metadata.guaranteed_write_quorum and not at_ack_quorum
+        self._tally = FenceTally(*self._sizes, metadata.last_fragment.first_entry)
+        self._highest = NO_ENTRY
+        self._silent = 0
+        self._errors: dict[str, str] = {}
+        self._lossy: dict[str, str] = {}
+        self._refusing: set[str] = set()  # answered with an error, or not in time: reached, and of no use
+        self._has_others = False  # in place of the bookies that have not answered
+        self._lacking: NotEnoughBookiesError | None = None
+
+    @property
+    def _first(self) -> int:
+        """Return the first entry that a recovery would look for."""
+        is_guaranteed = self._metadata.guaranteed_write_quorum
+        return (self._tally.lafr if is_guaranteed else self._tally.lac) + 1
+
+    @property
+    def _missing(self) -> int:
+        return sum(1 << seat for seat in self._tally.missing)
+
+    @property
+    def _has_seats(self) -> bool:
+        """Return whether there are enough bookies to write back to."""
+        if self._has_others or not self._missing:
+            return True
+        return not self._is_whole and can_acknowledge(self._missing, *self._sizes)
+
+    @property
+    def _is_enough(self) -> bool:
+        return self._tally.can_end and (self._highest < self._first or self._has_seats)
+
+    async def ask(self) -> None:
+        """Ask all bookies, until the answers are enough or there are no more."""
+        ensemble, directory = self._ensemble, self._context.pool.directory
+        tasks = {asyncio.create_task(self._ask(name)): seat for seat, name in enumerate(ensemble)}
+        waiting, may_look = set(tasks), not self._is_whole
+        changing = asyncio.create_task(directory.wait_for_membership_change())
+        try:
+            while waiting and not self._is_enough:
+                grace_s = GRACE_S if may_look and self._tally.can_end else None
+                done, _ = await awake_wait([*waiting, changing], grace_s)
+                if not done:
+                    # Only bookies to write back to are missing yet: others may do instead.
+                    may_look = False
+                    await self._look_for_others()
+                    continue
+                if changing.done():
+                    # A bookie that did not answer may be back, while another one hangs for its whole timeout.
+                    changing = asyncio.create_task(directory.wait_for_membership_change())
+                    silent = indexes_of(self._silent)
+                    again = {asyncio.create_task(self._ask(ensemble[seat])): seat for seat in silent}
+                    tasks |= again
+                    waiting |= again.keys()
+                    self._errors, self._silent = {}, 0
+                    self._refusing.clear()
+                for task in [task for task in waiting if task.done()]:
+                    waiting.remove(task)
+                    self._note(tasks[task], task)
+        finally:
+            for each in (*waiting, changing):
+                each.cancel()
+            await asyncio.gather(*waiting, changing, return_exceptions=True)
+
+    async def _ask(self, bookie_id: str) -> ReadLacAnswer:
+        answer, _ = await self._context.pool.ask(
             bookie_id,
-            question,
+            ReadLac(self._metadata.ledger_id, NO_TERM, NO_ENTRY, 0),
             ReadLacAnswer,
-            timeout_s=context.config.read_timeout_s,
-            ledger_id=metadata.ledger_id,
-            auth=digest.token(bookie_id),
+            timeout_s=self._context.config.read_timeout_s,
+            ledger_id=self._metadata.ledger_id,
+            auth=self._digest.token(bookie_id),
         )
         return answer
 
-    tasks = {asyncio.create_task(ask(bookie_id)): seat for seat, bookie_id in enumerate(ensemble)}
-    waiting, errors, lossy = set(tasks), dict[str, str](), dict[str, str]()
-    changing = asyncio.create_task(context.pool.directory.wait_for_membership_change())
-    try:
-        while waiting and not (tally.can_end and (not is_whole or highest <= tally.lafr)):
-            await asyncio.wait({*waiting, changing}, return_when=asyncio.FIRST_COMPLETED)
-            if changing.done():
-                # A bookie that did not answer may be back, while another one hangs for its whole timeout.
-                changing = asyncio.create_task(context.pool.directory.wait_for_membership_change())
-                again = {asyncio.create_task(ask(ensemble[seat])): seat for seat in indexes_of(silent)}
-                tasks |= again
-                waiting |= again.keys()
-                errors, silent = {}, 0
-            done = {task for task in waiting if task.done()}
-            waiting -= done
-            for task in done:
-                error = task.exception()
-                if error is None:
-                    answer = task.result()
-                    statement = believed(answer.statement, metadata, digest)
-                    lac, lafr = (None, NO_ENTRY) if statement is None else (statement.lac, statement.lafr)
-                    tally.answer(tasks[task], lac, lafr, is_damaged=answer.is_damaged)
-                    if answer.is_damaged:
-                        lossy[ensemble[tasks[task]]] = "it lost data of the ledger"
-                    highest = max(highest, answer.last_entry, tally.lac)
-                elif isinstance(error, BookKeeperError):
-                    errors[ensemble[tasks[task]]] = str(error)
-                    silent |= 1 << tasks[task]
-                else:
-                    raise error
-    finally:
-        for each in (*waiting, changing):
-            each.cancel()
-        await asyncio.gather(*waiting, changing, return_exceptions=True)
-    if not tally.is_covered:
-        return _uncovered(metadata, errors, _NOTHING_DONE)
-    if not tally.can_end:
-        return _uncovered(metadata, errors | lossy, _NOTHING_DONE, "has an end that cannot be found")
-    if is_whole and silent and highest > tally.lafr:
+    def _note(self, seat: int, task: asyncio.Task[ReadLacAnswer]) -> None:
+        error, bookie_id = task.exception(), self._ensemble[seat]
+        if error is None:
+            answer = task.result()
+            statement = believed(answer.statement, self._metadata, self._digest)
+            lac, lafr = (None, NO_ENTRY) if statement is None else (statement.lac, statement.lafr)
+            self._tally.answer(seat, lac, lafr, is_damaged=answer.is_damaged)
+            if answer.is_damaged:
+                self._lossy[bookie_id] = "it lost data of the ledger"
+            self._highest = max(self._highest, answer.last_entry, self._tally.lac)
+        elif isinstance(error, BookKeeperError):
+            self._errors[bookie_id] = str(error)
+            self._silent |= 1 << seat
+            if not isinstance(error, BookieUnavailableError):
+                self._refusing.add(bookie_id)
+        else:
+            raise error
+
+    async def _look_for_others(self) -> None:
+        """Look for bookies in place of those without an answer, as an ensemble change would (rule 12d)."""
         try:
-            await context.finder.replace(metadata, ensemble, silent)
-        except NotEnoughBookiesError as error:
-            return LedgerRecoveryError(
-                f"entries {tally.lafr + 1} to {highest} of ledger {metadata.ledger_id} may have to be "
-                f"written back, and bookies are missing: {error}. {_NOTHING_DONE}. Run it again when "
-                "they are back, or with at_ack_quorum to close the ledger with Qa copies of some entries",
-                ledger_id=metadata.ledger_id,
+            await self._context.finder.replace(
+                self._metadata,
+                self._ensemble,
+                self._missing,
+                excluded=() if self._is_whole else self._refusing,
+                may_leave=not self._is_whole,
             )
-    return None
+            self._has_others = True
+        except NotEnoughBookiesError as error:
+            self._lacking = error
+
+    async def error(self) -> LedgerRecoveryError | None:
+        """Return why a recovery could not end; None if it can."""
+        metadata, first = self._metadata, self._first
+        if not self._tally.is_covered:
+            return _uncovered(metadata, self._errors, _NOTHING_DONE)
+        if not self._tally.can_end:
+            what = "has an end that cannot be found"
+            return _uncovered(metadata, self._errors | self._lossy, _NOTHING_DONE, what)
+        if not self._is_enough:
+            await self._look_for_others()
+        if self._is_enough or not (self._is_whole or await self._must_write_back(first)):
+            return None
+        advice = "Run it again when they are back"
+        if self._is_whole:
+            advice += ", or with at_ack_quorum to close the ledger with Qa copies of some entries"
+        return LedgerRecoveryError(
+            f"entries {first} to {self._highest} of ledger {metadata.ledger_id} may have to be "
+            f"written back, and bookies are missing: {self._lacking}. {_NOTHING_DONE}. {advice}",
+            ledger_id=metadata.ledger_id,
+        )
+
+    async def _must_write_back(self, entry_id: int) -> bool:
+        """Return whether a recovery would find the first entry that it looks for.
+
+        Without it there is nothing to write back. Where enough bookies deny it, the ledger may end before it.
+        """
+        config, wanted = self._context.config, class_ranges(self._metadata, entry_id, entry_id)[0]
+        missing = {self._ensemble[seat] for seat in self._tally.missing}
+        is_held, denials = False, 0
+        for bookie_id in wanted.bookies:
+            if bookie_id in missing:
+                continue
+            with suppress(BookKeeperError):
+                answer, body = await self._context.pool.ask(
+                    bookie_id,
+                    wanted.request(config.read_ahead_bytes),
+                    ReadAnswer,
+                    timeout_s=config.read_timeout_s,
+                    ledger_id=wanted.ledger_id,
+                )
+                blocks, answer = checked_blocks(wanted, answer, body, self._digest)
+                is_held = is_held or bool(blocks)
+                denials += not blocks and answer.stop == Stop.NO_SUCH_ENTRY
+        _, write_quorum, ack_quorum = self._sizes
+        may_end = entry_id > self._tally.lac and proves_absent(denials, write_quorum, ack_quorum)
+        return is_held and not may_end
 
 
 _NOTHING_DONE = "Nothing was done: its writer, if it has one, goes on"

@@ -1,13 +1,17 @@
-"""What is checked before a recovery fences: whether the bookies that answer could decide the end."""
+"""What is checked before a recovery fences: whether it could decide the end, and write entries back."""
 
 from __future__ import annotations
 
 import asyncio
+from functools import partial
+from typing import TYPE_CHECKING
 
 import pytest
 
 import client_aio
 from bookie_aio.wire.messages import (
+    Add,
+    Done,
     Failure,
     Hello,
     Message,
@@ -21,7 +25,10 @@ from bookie_aio.wire.messages import (
 )
 from metadata.model.ledger import LedgerState
 from tests.support.rawclient import lac_statement
-from tests.support.scriptedbookies import LEDGER, scene
+from tests.support.scriptedbookies import LEDGER, Scene, scene
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 WAIT_S = 20.0
 
@@ -64,3 +71,89 @@ async def test_a_writer_is_not_fenced_where_bookies_that_lost_data_could_decide_
         assert not fences
         metadata, _ = await now.ledgers.read(LEDGER)
         assert metadata.state is LedgerState.OPEN
+
+
+class _Bookies:
+    """Scripts of bookies that are whole, take adds, or give no answer; and what was asked of them.
+
+    Args:
+        slow: a bookie that gives no answer to reads that fence.
+    """
+
+    def __init__(self, now: Scene, alive: set[str], slow: str = "") -> None:
+        self._slow = slow
+        self.fences: list[Message] = []
+        self.added: set[str] = set()
+        for bookie in now.bookies:
+            name = bookie.bookie_id
+            bookie.script = partial(self._alive, name) if name in alive else self._gone
+
+    async def _alive(self, name: str, request: Message) -> Message | None:
+        if isinstance(request, ReadLac) and request.term >= 0:
+            self.fences.append(request)
+        if isinstance(request, Add):
+            self.added.add(name)
+            return Done()
+        if isinstance(request, Read) and request.term >= 0 and name == self._slow:
+            await asyncio.Event().wait()
+        return None
+
+    async def _gone(self, request: Message) -> Failure | None:
+        return None if isinstance(request, (Hello, Ping)) else Failure(Status.INTERNAL_ERROR, "gone")
+
+
+async def test_a_writer_is_not_fenced_where_too_few_bookies_could_be_written_back_to() -> None:
+    # 3/3/3: one answer of each write set fences, and all three bookies have to take what is written back.
+    async with scene() as now, asyncio.timeout(WAIT_S):
+        await now.create(sizes=(3, 3))
+        now.bookies[0].hold(range(4))
+        now.bookies[0].lac = (0, 2)
+        bookies = _Bookies(now, {"b0"})
+        with pytest.raises(client_aio.LedgerRecoveryError, match=r"written back.*Nothing was done"):
+            await now.client.open_ledger(LEDGER, recover=True)
+        assert not bookies.fences
+        metadata, _ = await now.ledgers.read(LEDGER)
+        assert metadata.state is LedgerState.OPEN
+
+
+@pytest.mark.parametrize("held", [range(3), (0, 1, 2, 4)], ids=["nothing more", "one behind the end"])
+async def test_a_recovery_that_writes_nothing_back_needs_no_bookies_for_that(held: Sequence[int]) -> None:
+    async with scene() as now, asyncio.timeout(WAIT_S):
+        await now.create(sizes=(3, 3))
+        now.bookies[0].hold(held)
+        now.bookies[0].lac = (0, 2)
+        bookies = _Bookies(now, {"b0"})
+        async with now.client.open_ledger(LEDGER, recover=True) as reader:
+            assert reader.last_add_confirmed == 2
+        assert bookies.fences
+        assert not bookies.added
+
+
+async def test_an_entry_that_may_be_cut_off_needs_no_bookies_to_write_it_back_to() -> None:
+    # Of all three bookies that would have had to acknowledge entry 3, one has not.
+    async with scene() as now, asyncio.timeout(WAIT_S):
+        await now.create(sizes=(3, 3))
+        for bookie, count in zip(now.bookies, (4, 3), strict=False):
+            bookie.hold(range(count))
+            bookie.lac = (0, 2)
+        bookies = _Bookies(now, {"b0", "b1"}, slow="b0")
+        async with now.client.open_ledger(LEDGER, recover=True) as reader:
+            assert reader.last_add_confirmed == 2
+        assert not bookies.added
+
+
+@pytest.mark.parametrize(
+    ("sizes", "alive"), [((3, 3), "b0 b3 b4"), ((4, 3), "b0 b2 b4"), ((4, 3), "b1 b2 b3")]
+)
+async def test_bookies_that_an_ensemble_change_brings_in_count(sizes: tuple[int, int], alive: str) -> None:
+    # With 4/4/3 one seat may stay with its failed bookie.
+    async with scene(5) as now, asyncio.timeout(WAIT_S):
+        await now.create(copies=sizes[0], sizes=sizes)
+        for name in alive.split()[:2]:
+            bookie = now.bookies[int(name[1:])]
+            bookie.hold(range(4))
+            bookie.lac = (0, 2)
+        bookies = _Bookies(now, set(alive.split()))
+        async with now.client.open_ledger(LEDGER, recover=True) as reader:
+            assert reader.last_add_confirmed == 3
+        assert bookies.added == set(alive.split())

@@ -160,13 +160,25 @@ class Scene:
     ledgers: LedgerStore
     """What others do to the metadata."""
 
-    async def create(self, *, copies: int = 3, name: str | None = None, ledger_id: int = LEDGER) -> None:
-        """Make a ledger on the first bookies, by its metadata; an unbounded one where it has a name."""
+    async def create(
+        self,
+        *,
+        copies: int = 3,
+        name: str | None = None,
+        ledger_id: int = LEDGER,
+        sizes: tuple[int, int] | None = None,
+    ) -> None:
+        """Make a ledger on the first bookies, by its metadata; an unbounded one where it has a name.
+
+        Args:
+            sizes: Qw and Qa; by default every bookie, and a majority.
+        """
+        write_quorum, ack_quorum = sizes or (copies, copies // 2 + 1)
         metadata = LedgerMetadata.new(
             ledger_id,
             ensemble_size=copies,
-            write_quorum=copies,
-            ack_quorum=copies // 2 + 1,
+            write_quorum=write_quorum,
+            ack_quorum=ack_quorum,
             bookies=[bookie.bookie_id for bookie in self.bookies[:copies]],
             unbounded=None if name is None else UnboundedRecord(name),
         )

@@ -119,9 +119,21 @@ MUTANTS = [
     ),
     Mutant(
         237, "a recovery fences before it knows that it has bookies to write back to",
-        (Edit("client_aio.ledger.recovery:_out_of_reach",
-              "if is_whole and silent and highest > tally.lafr:", "if False:"),),
+        (Edit("client_aio.ledger.recovery:_Reach._has_seats", "return not self._is_whole and", "return"),),
         tests=("tests/integration/test_scarce_bookies.py", "-k", "content_with_qa"),
+    ),
+    Mutant(
+        391, "a recovery fences where too few bookies can be written back to",
+        (Edit("client_aio.ledger.recovery:_Reach._has_seats",
+              "return not self._is_whole and can_acknowledge(self._missing, *self._sizes)",
+              "return not self._is_whole"),),
+        tests=("tests/client_aio/test_client_reach.py", "-k", "could_be_written_back_to"),
+    ),
+    Mutant(
+        393, "a recovery that writes nothing back is refused for want of bookies to write back to",
+        (Edit("client_aio.ledger.recovery:_Reach.error",
+              "not (self._is_whole or await self._must_write_back(first))", "False"),),
+        tests=("tests/client_aio/test_client_reach.py", "-k", "writes_nothing_back"),
     ),
     Mutant(
         235, "why a bookie refuses the term is not asked of the metadata",

@@ -293,8 +293,7 @@ MUTANTS = [
     ),
     Mutant(
         137, "a takeover does not ask a bookie again that has come back",
-        (Edit("client_aio.ledger.recovery:_out_of_reach",
-              "for seat in indexes_of(silent)}", "for seat in ()}"),),
+        (Edit("client_aio.ledger.recovery:_Reach.ask", "for seat in silent}", "for seat in ()}"),),
         tests=("tests/integration/test_hung_bookies.py", "-k", "waits_for_no_bookie"),
     ),
 ]  # fmt: skip
