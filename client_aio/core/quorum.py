@@ -45,6 +45,12 @@ def can_acknowledge(failed: int, ensemble_size: int, write_quorum: int, ack_quor
     )
 
 
+def carries_on(answered: int, ensemble_size: int, write_quorum: int, ack_quorum: int) -> bool:
+    """Return whether the bookies that answered suffice for a writer (rule 9) and a recovery (rule 12b)."""
+    sizes = (ensemble_size, write_quorum, ack_quorum)
+    return can_acknowledge(~answered, *sizes) and covers_all_write_sets(answered, *sizes)
+
+
 def proves_absent(negatives: int, write_quorum: int, ack_quorum: int) -> bool:
     """Return whether so many answers "no such entry" leave no ack quorum for the entry (rule 12c)."""
     return negatives >= write_quorum - ack_quorum + 1

@@ -42,7 +42,7 @@ from client_aio.bookies.connection import BookieConnection, Outcome, error_of
 from client_aio.core.add_window import AddWindow
 from client_aio.core.ensemble_change import EnsembleChangeMachine
 from client_aio.core.liveness import Patience
-from client_aio.core.quorum import can_acknowledge, indexes_of
+from client_aio.core.quorum import can_acknowledge, carries_on, indexes_of
 from client_aio.ledger.ensemble_change import ChangesOwner, EnsembleChangeTask
 from client_aio.ledger.futures import fenced_by_term
 from metadata.errors import (
@@ -299,13 +299,41 @@ class Replicator(Generic[Token]):
         connection = found if isinstance(found, BookieConnection) else None
         return _Seat(bookie_id, connection, token, PreparedRequest(self._add, token))
 
-    async def lock(self) -> None:
+    async def lock(self, context: ClientContext) -> None:
         """Lock a ledger with a password at its bookies, before any other client knows of it.
 
-        A bookie that does not answer is locked by the first add that reaches it.
+        A bookie locks it when this request arrives, or an add. No answer makes that sooner. This returns when
+        the durable locks suffice for a writer (rule 9) and for a recovery (rule 12b): Qa bookies of each
+        write set have answered, and fewer than Qa have not. The other requests go on, also if this is
+        cancelled. A bookie that they do not reach is locked by the first add that does.
         """
-        if any(seat.token is not None for seat in self._seats):
-            await self.ask_all(self._force)
+        if all(seat.token is None for seat in self._seats):
+            return
+        seats = [(index, seat) for index, seat in enumerate(self._seats) if seat.connection is not None]
+        asking = {asyncio.create_task(self._lock_at(seat)): index for index, seat in seats}
+        names = {task: self._seats[index].bookie_id for task, index in asking.items()}
+        sizes = (self.window.ensemble_size, self.window.write_quorum, self.window.ack_quorum)
+
+        def is_enough(done: set[asyncio.Task[bool]]) -> bool:
+            answered = sum(1 << asking[task] for task in done if not task.cancelled() and task.result())
+            return carries_on(answered, *sizes)
+
+        try:
+            await context.pool.until_enough(names, is_enough)
+        finally:
+            for task in asking:
+                if not task.done():
+                    context.finish_later(task)
+
+    async def _lock_at(self, seat: _Seat) -> bool:
+        """Return whether the bookie has locked the ledger, durably."""
+        assert seat.connection is not None
+        with suppress(BookKeeperError):
+            await seat.connection.call(
+                self._force, Done, timeout_s=self._config.add_timeout_s, auth=seat.token
+            )
+            return True
+        return False
 
     async def ask_all(self, request: Message) -> None:
         """Send a request whose answer is empty to every seat; return when each has answered or failed."""

@@ -226,7 +226,7 @@ class LedgerWriter(ClosesOnExit):
         """
         self._replicator.seat(self._held.current.last_fragment.bookies, connections)
         self._leave_ordered()
-        await self._replicator.lock()
+        await self._replicator.lock(self._context)
 
     # --- state ---
 

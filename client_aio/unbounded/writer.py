@@ -329,7 +329,7 @@ class UnboundedLedgerWriter(LedgerWriter):
         for entry_id, add in known:
             complete(add, entry_id)
         self._replicator.seat(metadata.last_fragment.bookies, opened.connections)
-        self._context.finish_later(asyncio.create_task(self._replicator.lock()))
+        self._context.finish_later(asyncio.create_task(self._replicator.lock(self._context)))
         self._replicator.schedule_flush()
         self._all_taken()
         self._waiters.reached(self._intake.last_settled)

@@ -97,6 +97,21 @@ async def test_what_was_written_with_a_password_is_read_with_it_and_recovered_wi
     assert not files_with(tmp_path, PASSWORD), "a password rests in clear"
 
 
+async def test_a_new_ledger_does_not_wait_for_a_lock_that_a_hung_disk_delays(tmp_path: Path) -> None:
+    async with (
+        Cluster(tmp_path) as cluster,
+        Links(cluster.uri) as links,
+        links.connect("writer", add_timeout_s=500.0) as client,
+        asyncio.timeout(WAIT_S),
+    ):
+        held = links["writer", "b3"].answers.hold(Op.FORCE)
+        ledger = await client.create_ledger(**LOCKED)
+        await held.reached()  # The bookie has locked the ledger all the same.
+        assert await ledger.add_entry(b"one") == 0
+        held.release()
+        await ledger.close()
+
+
 @pytest.mark.parametrize("option", ["guaranteed_write_quorum", "deferred_sync"])
 async def test_codes_go_with_every_way_of_writing(tmp_path: Path, option: str) -> None:
     expected = [(entry_id, payload(entry_id)) for entry_id in range(50)]

@@ -14,6 +14,7 @@ from bookie_aio.wire.messages import Stop
 from client_aio.core.add_window import AddWindow, Send
 from client_aio.core.quorum import (
     can_acknowledge,
+    carries_on,
     covers_all_write_sets,
     indexes_of,
     proves_absent,
@@ -44,6 +45,18 @@ def ack_quorums(ensemble: int, write: int, ack: int) -> list[set[int]]:
 def subsets(ensemble: int) -> list[set[int]]:
     """All sets of bookies."""
     return [{index for index in range(ensemble) if mask >> index & 1} for mask in range(1 << ensemble)]
+
+
+@pytest.mark.parametrize(("ensemble", "write", "ack"), SHAPES)
+def test_a_ledger_carries_on_where_each_write_set_has_an_ack_quorum_and_each_ack_quorum_an_answer(
+    ensemble: int, write: int, ack: int
+) -> None:
+    by_entry = [ack_quorums_of(entry, ensemble, write, ack) for entry in range(ensemble)]
+    for members in subsets(ensemble):
+        has_quorums = all(any(quorum <= members for quorum in quorums) for quorums in by_entry)
+        covers = all(quorum & members for quorums in by_entry for quorum in quorums)
+        answered = sum(1 << index for index in members)
+        assert carries_on(answered, ensemble, write, ack) == (has_quorums and covers)
 
 
 def test_a_write_set_starts_at_its_index_and_wraps_around() -> None:

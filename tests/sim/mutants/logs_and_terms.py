@@ -123,6 +123,12 @@ MUTANTS = [
         tests=("tests/integration/test_scarce_bookies.py", "-k", "content_with_qa"),
     ),
     Mutant(
+        390, "a new ledger is handed out when every bookie has answered that it locked it",
+        (Edit("client_aio.ledger.replication:Replicator.lock",
+              "return carries_on(answered, *sizes)", "return False"),),
+        tests=("tests/integration/test_passwords.py", "-k", "hung_disk"),
+    ),
+    Mutant(
         391, "a recovery fences where too few bookies can be written back to",
         (Edit("client_aio.ledger.recovery:_Reach._has_seats",
               "return not self._is_whole and can_acknowledge(self._missing, *self._sizes)",
