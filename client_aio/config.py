@@ -78,7 +78,8 @@ class ClientConfig:
     replacement_retry_s: float = 1.0
     """How long a writer without a replacement for a failed bookie waits before it looks again.
 
-    A bookie that failed is not seated again before this time has passed since it was last seated."""
+    A bookie that failed is not seated again before this time has passed since it was last seated. A
+    closing with a loss waits as long before it asks a bookie again that fell silent."""
 
     ensemble_changes_max: int = 1000
     """How often a writer replaces bookies before it goes on without those that fail."""

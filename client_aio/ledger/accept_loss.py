@@ -96,9 +96,10 @@ class _DoesNotKnow(_NoVerdict):
 async def _find_end(context: ClientContext, metadata: LedgerMetadata, digest: Digest) -> LossyEnd:
     """Ask the bookies for the end. Where one gives no verdict on an entry that it lists, all are asked anew.
 
-    One that falls silent again is left out from then on. Its entries would else count as lost, though the
-    record does not say that this bookie may have them. One that does not know again is asked on, since it may
-    return other entries: a rotten entry would else keep the ledger from ever being closed. It is recorded.
+    One that falls silent gets a moment before that, since it may restart. If it falls silent again, it is
+    left out from then on. Its entries would else count as lost, though the record does not say that this
+    bookie may have them. One that does not know again is asked on, since it may return other entries: a
+    rotten entry would else keep the ledger from ever being closed. It is recorded.
     """
     fell_silent: Counter[str] = Counter()
     did_not_know: Counter[str] = Counter()
@@ -109,6 +110,9 @@ async def _find_end(context: ClientContext, metadata: LedgerMetadata, digest: Di
             return await _find_end_without(context, metadata, digest, left_out, doubted)
         except _FellSilent as error:
             fell_silent[error.bookie_id] += 1
+            if fell_silent[error.bookie_id] == 1:
+                # Not until the registrations change: they first say that a bookie that restarts is gone.
+                await asyncio.sleep(context.config.replacement_retry_s)
         except _DoesNotKnow as error:
             did_not_know[error.bookie_id] += 1
 

@@ -65,6 +65,28 @@ async def test_a_bookie_that_cannot_serve_an_entry_for_a_moment_is_asked_again(
         assert (given_up.lac, given_up.bookies) == (8, ("b1", "b2"))
 
 
+async def test_a_bookie_that_restarts_is_met_when_it_is_back() -> None:
+    loop = asyncio.get_running_loop()
+    async with scene() as now, asyncio.timeout(WAIT_S):
+        await now.create()
+        hold_ten(now)
+        fails = Unreadable(0, NO_FILES)
+        restarting: list[asyncio.TimerHandle] = []
+
+        async def script(request: Message) -> Message | Failure | None:
+            left, answer = fails.left, await fails(request)
+            if fails.left < left and not restarting:
+                restarting.append(loop.call_later(0.3, setattr, fails, "left", 0))
+            return answer
+
+        now.bookies[0].script = script
+        async with now.client.open_ledger(LEDGER, recover=True, accept_loss=True) as reader:
+            assert reader.last_add_confirmed == 9
+            given_up = reader.metadata.given_up
+        assert given_up is not None
+        assert given_up.bookies == ("b1", "b2")
+
+
 async def test_the_only_bookie_that_cannot_serve_its_entries_leaves_the_ledger_as_it_is() -> None:
     async with scene() as now, asyncio.timeout(WAIT_S):
         await now.create()

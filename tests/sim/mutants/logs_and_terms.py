@@ -136,6 +136,12 @@ MUTANTS = [
         tests=("tests/client_aio/test_client_reach.py", "-k", "could_be_written_back_to"),
     ),
     Mutant(
+        392, "a bookie that fell silent while a loss is accepted is asked again at once",
+        (Edit("client_aio.ledger.accept_loss:_find_end",
+              "await asyncio.sleep(context.config.replacement_retry_s)", "pass"),),
+        tests=("tests/client_aio/test_client_accept_loss.py", "-k", "restarts"),
+    ),
+    Mutant(
         393, "a recovery that writes nothing back is refused for want of bookies to write back to",
         (Edit("client_aio.ledger.recovery:_Reach.error",
               "not (self._is_whole or await self._must_write_back(first))", "False"),),
