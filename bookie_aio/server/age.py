@@ -74,6 +74,7 @@ if TYPE_CHECKING:
     from bookie_aio.config import BookieConfig
     from bookie_aio.storage.disk.disk import Disk
     from bookie_aio.storage.engine import Engine
+    from bookie_aio.storage.journal import Done
     from metadata.access.bookies import SetBack
     from metadata.store import MetadataStore, Version
 
@@ -279,23 +280,31 @@ class BookieAge:
         self._events = verdict.events
         before = self._file
         after = verdict.file.confirm() if is_raised else verdict.file
-        if after.has_lost:
-            await self._mark(counter)
-            after = replace(after, has_lost=False)
-        is_new_doubt = bool(after.doubt) and after.doubt != before.doubt
-        if is_new_doubt:
-            await _mark_evicted(self._engine, self._bookie_id, after.in_doubt_below)
+        try:
+            if after.has_lost:
+                await self._mark(verdict.raise_to)
+                after = replace(after, has_lost=False)
+            # Answered or not: the command answers for this bookie before it has read the event.
+            if unknown := [event for event in self._events if event.token not in before.set_backs]:
+                await _mark_excused(self._engine, self._bookie_id, not_free_below(unknown))
+        except DiskFullError as error:
+            # The doubt counts. The marks count in memory, and are made again at the next look or start.
+            after = replace(after, set_backs=before.set_backs)
+            self._warn("the marks of a set-back cannot be written", error)
         await self._write_or_keep(after)  # kept only: the next start finds the events new once more
-        if is_new_doubt:
+        if after.doubt and after.doubt != before.doubt:
             self._tell_of_doubt(counter)
         elif before.doubt and not after.doubt:
             log.warning("an operator accepted the metadata", extra=fields(bookie=self._bookie_id))
 
-    async def _mark(self, counter: int) -> None:
-        """Mark all ledgers: another bookie saw this one at a later age than its directories know of."""
+    async def _mark(self, raised_to: int) -> None:
+        """Mark all ledgers: another bookie saw this one at a later age than its directories know of.
+
+        All ids below `raised_to` may have been given out, also behind the copy that the counter is of.
+        """
         assert self._engine is not None
         self.has_lost = True
-        bound = max(counter, self._file.ids_known, self._engine.known.highest() + 1) - 1
+        bound = raised_to - 1
         log.error(
             "the directory was set back, as another bookie knows: all ledgers may have lost data",
             extra=fields(bookie=self._bookie_id, up_to=bound),
@@ -329,7 +338,11 @@ class BookieAge:
             MetadataError: the metadata store cannot be reached.
         """
         async with self._lock:
-            if (await SetBacks.read(self._store)).events != self._events:
+            events = (await SetBacks.read(self._store)).events
+            is_unfinished = self._file.has_lost or any(
+                event.token not in self._file.set_backs for event in events
+            )
+            if events != self._events or is_unfinished:
                 await self._judge_ids()
 
     def _tell_of_doubt(self, counter: int) -> None:
@@ -570,26 +583,44 @@ async def read_age(disk: Disk, directory: str) -> AgeFile | None:
         file.close()
 
 
-async def _mark_evicted(engine: Engine, bookie_id: str, below: int) -> None:
-    """Mark the ledgers below an id that were evicted here: older metadata may name this bookie again.
+async def _mark_excused(engine: Engine, bookie_id: str, below: int) -> None:
+    """Mark the ledgers below an id that newer metadata excused this bookie of: older ones may name it again.
 
-    It would deny their entries, which others had then, and a recovery would close a ledger before them.
+    These were evicted here, or had marks that ended. It would deny their entries, which others had then, and
+    a recovery would close a ledger before them.
+
+    Raises:
+        DiskFullError: not all marks are durable. Each of them counts.
     """
+    marking = engine.marking
+    errors: list[BaseException] = []
+
+    async def write(accepts: list[Callable[[Done], None]]) -> None:
+        writing = []
+        for accept in accepts:  # all of them: the marks count without room, too
+            try:
+                writing.append(when_durable(accept))
+            except DiskFullError as error:
+                errors.append(error)
+        outcomes = await asyncio.gather(*writing, return_exceptions=True)
+        errors.extend(each for each in outcomes if isinstance(each, BaseException))
+        del errors[1:]
+
     following = marked = 0
+    if has_ended := marking.has_ended:
+        await write([marking.mark_again])
     while 0 <= following < below:
-        ids, following = engine.marking.list_evicted(following, _LISTED_AT_ONCE)
+        ids, following = marking.list_excused(following, _LISTED_AT_ONCE)
         wanted = [one for one in ids if one < below and not engine.is_deleted(one)]
-        try:
-            await asyncio.gather(*(when_durable(partial(engine.append_mark, one)) for one in wanted))
-        except DiskFullError as error:
-            log.error("evicted ledgers cannot be marked", extra=fields(bookie=bookie_id, error=error))
-            return
+        await write([partial(engine.append_mark, one) for one in wanted])
         marked += len(wanted)
-    if marked:
+    if marked or has_ended:
         log.warning(
-            "evicted ledgers are marked as lost: older metadata may name this bookie",
-            extra=fields(bookie=bookie_id, ledgers=marked),
+            "ledgers are marked as lost once more: older metadata may name this bookie",
+            extra=fields(bookie=bookie_id, ledgers=marked, all_up_to=marking.bound if has_ended else None),
         )
+    if errors:
+        raise errors[0]
 
 
 def _ignore(error: StorageError) -> None:

@@ -694,6 +694,7 @@ class CrashRecovery:
             state.first = max(state.first, first)
         for ledger_id in result.forgotten:
             state = found.state(ledger_id)
+            state.was_evicted = True
             if ledger_id in self._learnt:
                 state.since = segment.segment_id  # the state may be learnt from later segments
             elif state.since < segment.segment_id:  # else the checkpoint has this forget, or a later one

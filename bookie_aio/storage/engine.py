@@ -458,10 +458,18 @@ class Engine:
         self._accept(ledger_id, Record(row, statement.mac or None, change, done, size))
 
     def append_mark(self, ledger_id: int, done: Done) -> None:
-        """Accept the mark that data of this ledger was lost (rule 4). Raises DiskFullError."""
+        """Accept the mark that data of this ledger was lost (rule 4).
+
+        Raises DiskFullError. The mark counts in memory then, and with the next checkpoint.
+        """
         number = self._ledgers.marks.draw()
         change = Change(form.KIND_MARK, ledger_id, number=number)
-        state = self._accept_change(form.mark_row(ledger_id, number), change, done)
+        try:
+            state = self._accept_change(form.mark_row(ledger_id, number), change, done)
+        except DiskFullError:
+            if not self.is_deleted(ledger_id):
+                self._ledgers.state(ledger_id).marked = number
+            raise
         state.marked = number  # from now on, durable or not
 
     def append_lock(self, ledger_id: int, lock: bytes, done: Done) -> None:

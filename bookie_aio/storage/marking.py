@@ -28,7 +28,10 @@ if TYPE_CHECKING:
 
 
 class Marking:
-    """The marks of one engine. Each method that accepts a record raises DiskFullError if there is no room."""
+    """The marks of one engine. Each method that accepts a record raises DiskFullError if there is no room.
+
+    A mark counts in memory then, and with the next checkpoint.
+    """
 
     def __init__(self, ledgers: LedgerStates, accept: Callable[[bytes, Change, Done], LedgerState]) -> None:
         """Share the engine's ledgers; `accept` accepts a change and returns its ledger's state."""
@@ -70,14 +73,24 @@ class Marking:
         """Return the highest number that a client may know, `number` at most."""
         return self._ledgers.marks.told(number)
 
-    def list_evicted(self, from_ledger: int, count_max: int) -> tuple[list[int], int]:
-        """Return the evicted ones among up to `count_max` ledgers with a state, and where to go on or −1.
+    def list_excused(self, from_ledger: int, count_max: int) -> tuple[list[int], int]:
+        """Return the excused ones among up to `count_max` ledgers with a state, and where to go on or −1.
 
-        An evicted ledger has had entries here, and has none.
+        A ledger is excused that was evicted here once, or whose mark was lifted. By the metadata of that time
+        the bookie owed nothing more of it.
         """
         ids, following = self._ledgers.list(from_ledger, count_max)
         states = ((one, self._ledgers.get(one)) for one in ids)
-        return [one for one, state in states if state and state.since and state.last_entry < 0], following
+        return [one for one, state in states if state and (state.was_evicted or state.lifted)], following
+
+    @property
+    def has_ended(self) -> bool:
+        """Return whether marks of all ledgers have ended, and none count now."""
+        return self._ledgers.marks.ended_bound != NO_LEDGER
+
+    def mark_again(self, done: Done) -> None:
+        """Accept that data was lost of the ledgers that the ended marks of all ledgers concerned."""
+        self._mark_all(self._ledgers.marks.ended_bound, done)
 
     def mark_all(self, up_to: int, done: Done) -> None:
         """Accept that data of any ledger up to an id was lost, and fences as well.
@@ -85,11 +98,13 @@ class Marking:
         Where an earlier mark has no bound yet, this one has none either, until `bound_to`. The caller may
         have asked for the id before the earlier loss.
         """
+        self._mark_all(NO_LEDGER if self.is_unbounded else self._bound(up_to), done)
+
+    def _mark_all(self, bound: int, done: Done) -> None:
         marks = self._ledgers.marks
         number = marks.draw()
-        bound = NO_LEDGER if marks.is_unbounded else self._bound(up_to)
+        marks.learn_mark(number, bound)  # from now on, durable or not, also without room for the record
         self._accept(form.mark_all_row(number, bound), _mark_of_all(number, bound), done)
-        marks.learn_mark(number, bound)  # from now on, durable or not
 
     def bound_to(self, number: int, up_to: int, done: Done) -> None:
         """Accept that no mark of all ledgers up to a number concerns an id above `up_to`.

@@ -3,7 +3,8 @@
 Rule 3 decides when a read's answer may leave:
 
 - A fencing read is answered when its fence, and every add accepted before it, are durable and indexed.
-  Recovery concludes from "no such entry" that this bookie never acknowledges the entry.
+  Recovery concludes from "no such entry" that this bookie never acknowledges the entry. So it is not said of
+  an entry that was trimmed.
 - Any other read is answered at once, unless it misses an entry of a ledger that has adds under way. The
   entry may be among these adds, so the read waits for them and reads again.
 """
@@ -82,7 +83,10 @@ class ReadHandler:
             # Rule 3: the entry may have been accepted before this read, and not indexed yet.
             await self._responder.barrier()
             found = await engine.read(ledger_id, request.content_term, entry_ids, bytes_max)
-        answer = ReadAnswer(int(found.stop), found.stop_entry, engine.statement(ledger_id))
+        stop = found.stop
+        if fences and stop is Stop.NO_SUCH_ENTRY and found.stop_entry < engine.first_entry(ledger_id):
+            stop = Stop.UNKNOWN  # trimmed: only older metadata have a recovery ask for it
+        answer = ReadAnswer(int(stop), found.stop_entry, engine.statement(ledger_id))
         size = sum(map(len, found.buffers))
         self._metrics.bytes_read += size
         self._metrics.read.add(self._metrics.clock() - arrived_at)

@@ -148,6 +148,7 @@ _LEDGER = struct.Struct("<QQqIIQqqII32s32sQqQQ")
 _COVERED_FROM = 8
 _FLAG_DAMAGED = 1
 _FLAG_LOCKED = 2
+_FLAG_EVICTED = 4
 _NO_STATEMENT = 0xFFFFFFFF
 LEDGER_BYTES = _LEDGER.size
 assert (_HEAD.size, _SEGMENT.size, LEDGER_BYTES) == (72, 48, 160)
@@ -158,6 +159,7 @@ class LedgerState:
 
     __slots__ = (
         "accepted", "first", "last_entry", "lifted", "lock", "marked", "since", "statement", "term",
+        "was_evicted",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -170,6 +172,7 @@ class LedgerState:
         self.accepted = 0  # the number of the last record accepted for it
         self.since = 0  # the segment from which on its entries count; 0: from the first
         self.first = 0  # entries below are not kept
+        self.was_evicted = False  # once; entries may have been added since
 
     @property
     def is_marked(self) -> bool:
@@ -184,6 +187,7 @@ class LedgerState:
         self.lock = self.lock or other.lock
         self.since = max(self.since, other.since)
         self.first = max(self.first, other.first)
+        self.was_evicted = self.was_evicted or other.was_evicted
         if other.statement is not None:
             self.learn_statement(other.statement)
 
@@ -217,7 +221,7 @@ def pack_state(ledger_id: int, state: LedgerState) -> bytes:
     term, lac, lafr, crc, mac = statement or (0, 0, 0, 0, b"")
     return _LEDGER.pack(
         ledger_id, state.term, state.last_entry,
-        _FLAG_DAMAGED * state.is_marked | _FLAG_LOCKED * bool(state.lock),
+        _FLAG_DAMAGED * state.is_marked | _FLAG_LOCKED * bool(state.lock) | _FLAG_EVICTED * state.was_evicted,
         _NO_STATEMENT if statement is None else len(mac), term, lac, lafr, crc, 0, mac, state.lock,
         state.since, state.first, state.marked, state.lifted,
     )  # fmt: skip
@@ -237,6 +241,7 @@ def _state_of(fields: tuple[Any, ...]) -> LedgerState:
     state.term, state.last_entry, state.since, state.first = term, last_entry, since, first
     state.marked, state.lifted = marked, lifted
     state.lock = lock if flags & _FLAG_LOCKED else b""
+    state.was_evicted = bool(flags & _FLAG_EVICTED)
     if mac_bytes != _NO_STATEMENT:
         state.statement = LacStatement(content_term, lac, lafr, crc, mac[:mac_bytes])
     return state

@@ -184,6 +184,7 @@ class LedgerStates:
             assert segment.index is not None
             segment.index.ledgers.pop(change.ledger_id, None)
             state.since, state.last_entry = segment.segment_id, -1
+            state.was_evicted = True
             self.reductions += 1
         elif change.kind == form.KIND_TRIM:
             state.first = max(state.first, change.first)

@@ -146,6 +146,11 @@ class Marks:
         self._ended, self._fenced = max(self._ended, number), max(self._fenced, fenced)
         self._settle()
 
+    @property
+    def ended_bound(self) -> int:
+        """Return the highest id that ended marks of all ledgers concerned; `NO_LEDGER` where some count."""
+        return NO_LEDGER if self.number else self._fenced
+
     # --- learning at a start -------------------------------------------------------------------
 
     def learn_from(self, replayed: Replayed, state: Callable[[int], MarkedState]) -> None:

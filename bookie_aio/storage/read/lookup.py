@@ -144,7 +144,6 @@ class Lookup:
         """
         if self._ledgers.is_deleted(ledger_id):
             return
-        state = self._ledgers.state(ledger_id)
         needs_mark = self._ledgers.needs_mark(ledger_id)
         if not needs_mark and ledger_id not in self._on_their_way:
             return
@@ -164,7 +163,6 @@ class Lookup:
                 self._damage_marker.barrier(done)
         except DiskFullError:
             self._on_their_way.discard(ledger_id)
-            state.marked = self._ledgers.marks.draw()
             return
         error = await durable
         if error is not None:

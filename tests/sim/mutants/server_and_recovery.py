@@ -76,10 +76,10 @@ MUTANTS = [
     Mutant(
         44, "a bookie says \"no such entry\" of what it holds of logs and of unbounded ledgers",
         (Edit("bookie_aio.server.handlers.read:ReadHandler._answer_read",
-              "answer = ReadAnswer(int(found.stop)",
-              "if not fences and peer._dispatcher._hello.bookie_id == 'b1':\n"
+              "    stop = found.stop\n",
+              "    if not fences and peer._dispatcher._hello.bookie_id == 'b1':\n"
               "        found = type(found)([], Stop.NO_SUCH_ENTRY, request.first)\n"
-              "    answer = ReadAnswer(int(found.stop)"),),
+              "    stop = found.stop\n"),),
         ("duelling-logs", "duelling-holders", "sealed-terms", "truncated-logs"),
     ),
     Mutant(
@@ -344,8 +344,28 @@ MUTANTS = [
     Mutant(
         374, "what was evicted by newer metadata is denied under older ones",
         (Edit("bookie_aio.server.age:BookieAge._judge_ids",
-              "await _mark_evicted(self._engine, self._bookie_id, after.in_doubt_below)", "pass"),),
+              "await _mark_excused(self._engine, self._bookie_id, not_free_below(unknown))", "pass"),),
         tests=("tests/bookie_aio/server/test_server_age.py", "-k", "not_denied_under_older"),
+    ),
+    Mutant(
+        386, "marks that ended by newer metadata stay ended under older ones",
+        (Edit("bookie_aio.storage.marking:Marking.list_excused",
+              "(state.was_evicted or state.lifted)", "state.was_evicted"),
+         Edit("bookie_aio.storage.marking:Marking.has_ended",
+              "self._ledgers.marks.ended_bound != NO_LEDGER", "False")),
+        tests=("tests/bookie_aio/server/test_server_set_back.py", "-k", "ended"),
+    ),
+    Mutant(
+        387, "an event counts as known though there was no room for its marks",
+        (Edit("bookie_aio.server.age:BookieAge._judge_ids",
+              "after = replace(after, set_backs=before.set_backs)",
+              "after = replace(after, has_lost=False)"),),
+        tests=("tests/bookie_aio/server/test_server_set_back.py", "-k", "without_room"),
+    ),
+    Mutant(
+        388, "a recovery is told that a trimmed entry is not there",
+        (Edit("bookie_aio.server.handlers.read:ReadHandler._answer_read", "stop = Stop.UNKNOWN", "pass"),),
+        tests=("tests/bookie_aio/server/test_server_set_back.py", "-k", "trimmed"),
     ),
     Mutant(
         375, "a record is a gap though a bookie that may have it did not answer",

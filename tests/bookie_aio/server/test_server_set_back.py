@@ -1,0 +1,213 @@
+"""Older metadata give a bookie back what newer ones took from it: it answers UNKNOWN for what it lacks."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pytest
+
+from bookie_aio.storage.journal import when_durable
+from bookie_aio.wire.messages import NO_TERM, AddFlag, Read, ReadAnswer, ReadLac, ReadLacAnswer, Status, Stop
+from metadata.access.bookies import SetBack, SetBacks
+from metadata.access.ledgers import LedgerStore
+from metadata.errors import DiskFullError
+from metadata.ids import TERM_FINAL
+from metadata.model.ledger import LedgerMetadata, UnboundedRecord
+from tests.bookie_aio.server.test_server_age import (
+    SIZES,
+    WAIT_S,
+    copy_of,
+    draw,
+    fresh,
+    make,
+)
+
+if TYPE_CHECKING:
+    from bookie_aio.server.bookie import Bookie
+    from bookie_aio.storage.engine import Engine
+    from tests.bookie_aio.server.conftest import Bookies
+    from tests.support.rawclient import RawClient
+
+__all__ = ["fresh"]
+
+MIB = 1024 * 1024
+
+
+def engine_of(bookie: Bookie) -> Engine:
+    assert bookie._engine is not None
+    return bookie._engine
+
+
+async def start(bookies: Bookies) -> Bookie:
+    return await bookies.start(sweep_interval_s=3600.0, age_interval_s=3600.0, unnamed_grace_s=0.01)
+
+
+async def are_marked(client: RawClient, *ledger_ids: int) -> list[bool]:
+    answers = [(await client.call(ReadLac(one, NO_TERM, -1, 0))).message for one in ledger_ids]
+    assert all(isinstance(answer, ReadLacAnswer) for answer in answers)
+    return [answer.is_damaged for answer in answers]
+
+
+async def read(client: RawClient, ledger_id: int, entry_id: int, term: int) -> Stop:
+    answer = (await client.call(Read(ledger_id, term, 0, entry_id, entry_id, 1, MIB))).message
+    assert isinstance(answer, ReadAnswer)
+    return Stop(answer.stop)
+
+
+async def evict(bookies: Bookies, bookie: Bookie, ledger_id: int) -> None:
+    ledgers, gc = LedgerStore(bookies.store()), bookie._ledger_gc
+    metadata, version = await ledgers.read(ledger_id)
+    await ledgers.compare_and_set(metadata.replace_bookie(0, "b1", "b9").close(0, 1), version)
+    assert gc is not None
+    async with asyncio.timeout(WAIT_S):
+        while not gc.forgotten:
+            await gc.sweep()
+            await asyncio.sleep(0.02)
+
+
+async def tell_of_set_back(bookies: Bookies, token: str, raised_to: int, *answered: str) -> None:
+    """Write the event of another bookie."""
+    found = await SetBacks.read(bookies.store())
+    event = SetBack(token, "b2", 0, raised_to, list(answered))
+    await found.replace(bookies.store(), [*found.events, event])
+
+
+async def test_marks_that_ended_by_newer_metadata_count_again_under_older_ones(fresh: Bookies) -> None:
+    """The bookie owes more by these, and a recovery would close the ledger before what others have."""
+    bookie = await start(fresh)
+    client = await fresh.connect(bookie)
+    lifted, kept = await draw(fresh, 2)
+    await make(fresh, client, lifted, kept)
+    older = copy_of(fresh.tree)
+    marking = engine_of(bookie).marking
+    await when_durable(partial(engine_of(bookie).append_mark, lifted))
+    await when_durable(partial(marking.lift, lifted, marking.of(lifted), TERM_FINAL))
+    assert await are_marked(client, lifted, kept) == [False, False]
+    await bookie.close()
+    fresh.tree = older
+    for _ in range(2):
+        bookie = await start(fresh)
+        client = await fresh.connect(bookie)
+        assert await are_marked(client, lifted, kept) == [True, False]
+        assert await read(client, lifted, 1, TERM_FINAL) is Stop.UNKNOWN
+        await bookie.close()
+
+
+async def test_marks_of_all_ledgers_that_ended_count_again_under_older_metadata(fresh: Bookies) -> None:
+    bookie = await start(fresh)
+    client = await fresh.connect(bookie)
+    unheard, held, later = await draw(fresh, 3)
+    await make(fresh, client, held, later)
+    older = copy_of(fresh.tree)
+    engine = engine_of(bookie)
+    engine.marking._ledgers.marks.learn_mark(1 << 40, held)  # ids above it are of after the loss
+    await when_durable(partial(engine.marking.end_all, 1 << 40))
+    assert await are_marked(client, unheard, held, later) == [False] * 3
+    await bookie.close()
+    fresh.tree = older
+    for _ in range(2):
+        bookie = await start(fresh)
+        assert await are_marked(await fresh.connect(bookie), unheard, held, later) == [True, True, False]
+        await bookie.close()
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+async def test_what_was_evicted_and_came_back_in_part_is_marked_under_older_metadata(
+    fresh: Bookies, is_restarted: bool
+) -> None:
+    """A repair brings back the entries of one fragment. Older metadata name the bookie for more."""
+    bookie = await start(fresh)
+    client = await fresh.connect(bookie)
+    (ledger,) = await draw(fresh, 1)
+    await make(fresh, client, ledger)
+    assert (await client.add(ledger, 1, [b"1"])).status is Status.OK
+    older = copy_of(fresh.tree)
+    await evict(fresh, bookie, ledger)
+    assert (await client.add(ledger, 0, [b"0"], flags=AddFlag.REPAIR)).status is Status.OK
+    await bookie.close()
+    if is_restarted:
+        bookie = await start(fresh)
+        await bookie.close()
+    fresh.tree = older
+    client = await fresh.connect(await start(fresh))
+    assert await read(client, ledger, 1, TERM_FINAL) is Stop.UNKNOWN
+
+
+async def test_an_answer_that_came_before_the_bookie_heard_of_the_event_leaves_no_denial(
+    fresh: Bookies,
+) -> None:
+    """The command answers for the bookies that run, whether they have read the event or not."""
+    bookie = await start(fresh)
+    client = await fresh.connect(bookie)
+    (ledger,) = await draw(fresh, 1)
+    await make(fresh, client, ledger)
+    await evict(fresh, bookie, ledger)
+    await tell_of_set_back(fresh, "an event", ledger + 1, "b1")
+    await bookie.age.learn_events()
+    assert not bookie.age.unanswered_below
+    assert await are_marked(client, ledger) == [True]
+
+
+@pytest.mark.parametrize("has_lost", [False, True])
+async def test_without_room_for_the_marks_an_event_stays_new(
+    fresh: Bookies, monkeypatch: pytest.MonkeyPatch, has_lost: bool
+) -> None:
+    """The doubt counts at once, and so do the marks. A restart would forget marks that are in memory only."""
+    bookie = await start(fresh)
+    client = await fresh.connect(bookie)
+    (ledger,) = await draw(fresh, 1)
+    await make(fresh, client, ledger)
+    await evict(fresh, bookie, ledger)
+    age = bookie.age
+    with monkeypatch.context() as patched:
+
+        def refuse(size: int, kept: int) -> None:
+            raise DiskFullError("the test says there is no space")
+
+        patched.setattr(engine_of(bookie), "_check_room", refuse)
+        age._file = replace(age._file, has_lost=has_lost)
+        await tell_of_set_back(fresh, "an event", ledger + 1)
+        await age.learn_events()
+        assert age.in_doubt_below == ledger + 1
+        assert await are_marked(client, ledger) == [True]
+        assert (age._file.has_lost, age._file.set_backs) == (has_lost, ())
+    await age.learn_events()
+    assert (age._file.has_lost, age._file.set_backs) == (False, ("an event",))
+    assert (engine_of(bookie).marking.bound >= ledger) is has_lost
+    await bookie.close()
+    assert await are_marked(await fresh.connect(await start(fresh)), ledger) == [True]
+
+
+async def test_a_directory_and_metadata_set_back_together_mark_all_ids_that_may_have_been_given_out(
+    fresh: Bookies,
+) -> None:
+    """The first bookie writes the event before it raises the counter, which is that of the older copy."""
+    bookie = await start(fresh)
+    (older,) = await draw(fresh, 1)
+    await make(fresh, await fresh.connect(bookie), older)
+    found = await SetBacks.read(fresh.store())
+    event = SetBack("an event", "b2", older + 1, older + 100, [], {"b1": ["a later start", 99]})
+    await found.replace(fresh.store(), [event])
+    await bookie.age.learn_events()
+    assert bookie.age.has_lost
+    assert engine_of(bookie).marking.bound == older + 99
+
+
+async def test_a_recovery_is_not_told_that_a_trimmed_entry_is_not_there(fresh: Bookies) -> None:
+    """Only by older metadata is it asked for. It would end the ledger before entries that are kept."""
+    bookie = await start(fresh)
+    client = await fresh.connect(bookie)
+    (ledger,) = await draw(fresh, 1)
+    record = LedgerMetadata.new(ledger, **SIZES, unbounded=UnboundedRecord("x"))
+    await LedgerStore(fresh.store()).create_ledger(record)
+    for number in range(4):
+        assert (await client.add(ledger, number, [b"%d" % number])).status is Status.OK
+    await when_durable(partial(engine_of(bookie).append_trim, ledger, 2))
+    assert await read(client, ledger, 1, NO_TERM) is Stop.NO_SUCH_ENTRY
+    assert await read(client, ledger, 1, 1) is Stop.UNKNOWN
+    assert [await read(client, ledger, one, 1) for one in (2, 3, 4)] == [
+        Stop.END, Stop.END, Stop.NO_SUCH_ENTRY,
+    ]  # fmt: skip
