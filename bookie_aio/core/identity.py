@@ -259,6 +259,7 @@ class Standing(enum.Enum):
     RAISED = "raised"  # the intended age is there: only the file has to be told
     OLDER = "older"  # the directory was set back, lost its file, or another copy of it has been running
     AHEAD = "ahead"  # the metadata store was set back
+    FORKED = "forked"  # the store is of another life of the directory: both were set back
 
 
 def compare_ages(file: AgeFile | None, stored: AgeRecord | None) -> Standing:
@@ -276,6 +277,8 @@ def compare_ages(file: AgeFile | None, stored: AgeRecord | None) -> Standing:
         return Standing.SAME
     if (stored.number, stored.token) == (file.intended, file.intended_token):
         return Standing.RAISED
+    if file.number > stored.number and not file.has_reached(stored.token, stored.number):
+        return Standing.FORKED
     return Standing.AHEAD if file.number > stored.number else Standing.OLDER
 
 
@@ -309,7 +312,7 @@ def judge_age(
     newest = max(present, key=lambda file: (max(file.number, file.intended), file.number))
     least = newest.number  # an intended age that was not confirmed is no promise
     has_lost = (
-        Standing.OLDER in standings
+        not {Standing.OLDER, Standing.FORKED}.isdisjoint(standings)
         or any(file.has_lost for file in present)
         or (least > 0 and any(file is None or max(file.number, file.intended) < least for file in files))
     )
@@ -321,9 +324,10 @@ def judge_age(
         latest = max(pending, key=lambda file: file.intended)
         number, token = latest.intended, latest.intended_token
     file = replace(
-        newest,
+        newest.end_start(),
         has_lost=has_lost,
-        is_ahead=Standing.AHEAD in standings or any(file.is_ahead for file in present),
+        is_ahead=not {Standing.AHEAD, Standing.FORKED}.isdisjoint(standings)
+        or any(file.is_ahead for file in present),
         ids_known=max(file.ids_known for file in present),
     )
     if stored is not None and at >= file.number:

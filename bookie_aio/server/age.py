@@ -408,7 +408,7 @@ class BookieAge:
             standing = compare_ages(self._file, stored)
             if standing is Standing.RAISED:
                 break
-            if standing is Standing.OLDER:
+            if standing in (Standing.OLDER, Standing.FORKED):
                 raise self._replaced()
             is_behind = is_behind or standing is Standing.AHEAD or stored is None
             if is_behind and not self._file.is_ahead:
@@ -437,7 +437,7 @@ class BookieAge:
         async with self._lock:
             stored, _ = await self._read_stored()
             standing = compare_ages(self._file, stored)
-            if standing is Standing.OLDER:
+            if standing in (Standing.OLDER, Standing.FORKED):
                 raise self._replaced()
             if standing is Standing.AHEAD or (stored is None and self._file.number):
                 # The age is raised with it, or each further look would find a set-back once more.

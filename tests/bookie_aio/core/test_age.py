@@ -42,6 +42,9 @@ def stored(number: int, token: str = "t", place: list[str] = PLACE) -> AgeRecord
         (file(3, "u"), stored(3), Standing.OLDER),  # another copy has been running
         (file(2).intend(3, "u"), stored(3), Standing.OLDER),
         (file(4), stored(3), Standing.AHEAD),
+        (file(4), stored(3, "u"), Standing.FORKED),
+        (file(4, starts=(("u", 3),)), stored(3, "u"), Standing.AHEAD),
+        (file(4, starts=(("u", 2),)), stored(3, "u"), Standing.FORKED),
         (file(4), None, Standing.AHEAD),
         (file(4).intend(5, "u"), stored(3), Standing.AHEAD),
     ],
@@ -188,6 +191,52 @@ def test_metadata_set_back_are_noticed_even_if_starts_crash(
     assert not verdict.has_lost
     if crash_after <= directories + 1:
         assert bookie.start(99, loses_answer=False).is_ahead
+
+
+@given(st.integers(1, 2), starts, st.lists(st.integers(0, 99), max_size=12))
+def test_metadata_set_back_again_and_again_are_no_lost_data(
+    directories: int, history: list[tuple[int, bool, bool]], set_backs: list[int]
+) -> None:
+    bookie = Bookie(directories)
+    known: list[AgeRecord | None] = []
+    for number, (steps, loses_answer, delivers) in enumerate(history):
+        assert not bookie.start(steps, loses_answer=loses_answer).has_lost
+        if delivers:
+            bookie.deliver()
+        known.append(bookie.stored)
+        if number < len(set_backs):
+            bookie.stored = known[set_backs[number] % len(known)]
+            bookie.late.clear()
+    assert not bookie.start(99, loses_answer=False).has_lost
+
+
+@given(st.integers(1, 2), st.integers(1, 4), st.integers(1, 4), st.integers(1, 9))
+def test_a_store_that_knows_an_age_the_directory_never_had_is_lost_data(
+    directories: int, before: int, later: int, again: int
+) -> None:
+    """Directory and metadata were set back together, and the newest metadata come back."""
+    bookie = Bookie(directories)
+    for _ in range(before):
+        bookie.start(99, loses_answer=False)
+    copy = list(bookie.files), bookie.stored
+    for _ in range(later):
+        bookie.start(99, loses_answer=False)
+    newest = bookie.stored
+    bookie.files, bookie.stored = copy
+    for _ in range(again):
+        bookie.start(99, loses_answer=False)
+    bookie.stored = newest
+    verdict = bookie.start(99, loses_answer=False)
+    assert verdict.has_lost
+    assert verdict.is_ahead or again <= later
+    assert not bookie.start(99, loses_answer=False).has_lost
+
+
+def test_a_directory_that_was_set_back_knows_its_own_ages_and_those_that_it_takes_over() -> None:
+    after = judge_age([file(5, "a")], stored(7, "b"), place=PLACE, token="c").file
+    assert [after.has_reached(*age) for age in (("a", 5), ("a", 6), ("b", 7), ("b", 8))] == [
+        True, False, True, False,
+    ]  # fmt: skip
 
 
 # --- ids ---

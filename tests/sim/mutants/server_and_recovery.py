@@ -368,6 +368,12 @@ MUTANTS = [
         tests=("tests/bookie_aio/server/test_server_set_back.py", "-k", "trimmed"),
     ),
     Mutant(
+        389, "a store that knows an age which the directory never had is an older one",
+        (Edit("bookie_aio.core.identity:compare_ages",
+              "not file.has_reached(stored.token, stored.number)", "False"),),
+        tests=("tests/bookie_aio/core/test_age.py", "-k", "never_had"),
+    ),
+    Mutant(
         375, "a record is a gap though a bookie that may have it did not answer",
         (Edit("client_aio.log.gaps:_lost_entry", " or error.is_unanswered", ""),),
         tests=("tests/client_aio/test_client_gaps.py",),
