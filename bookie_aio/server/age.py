@@ -606,6 +606,7 @@ async def _mark_excused(engine: Engine, bookie_id: str, below: int) -> None:
         errors.extend(each for each in outcomes if isinstance(each, BaseException))
         del errors[1:]
 
+    await when_durable(engine.barrier)  # a lift or an eviction under way counts first
     following = marked = 0
     if has_ended := marking.has_ended:
         await write([marking.mark_again])

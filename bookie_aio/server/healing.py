@@ -166,6 +166,8 @@ class Healing:
         async for fragments, last_entry in self._fragments(metadata):
             for one in owed(metadata, fragments, last_entry, self._bookie_id):
                 await self._check_held(ledger_id, one)
+        # No await from here to the append: what the metadata said above would be of before an event.
+        await self._check_store(ledger_id)
         await when_durable(partial(marking.lift, ledger_id, held, fence_of(metadata)))
         self.lifted += 1
         log.info(

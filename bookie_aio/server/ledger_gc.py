@@ -227,11 +227,14 @@ class LedgerGarbageCollector:
             if not await self._is_kept_by_others(ledger_id):
                 self._unnamed.pop(ledger_id, None)
                 continue
+            since = self._unnamed.setdefault(ledger_id, now)
+            if now - since < self._unnamed_grace_s:
+                continue
+            await self._age.check()  # the metadata just read are no older copy's
             # Rule 15: no await from here to the append. A repair could list the entries in between.
             if ledger_id not in eviction_candidates or not self._has_entries(ledger_id):
                 continue
-            since = self._unnamed.setdefault(ledger_id, now)
-            if now - since >= self._unnamed_grace_s:
+            if ledger_id >= self._age.not_free_below:
                 await when_durable(partial(self._engine.append_forget, ledger_id))
                 del self._unnamed[ledger_id]
                 self.forgotten += 1
@@ -371,8 +374,9 @@ class LedgerGarbageCollector:
                 if not is_settled(metadata, self._cookie.bookie_id):
                     return
             self._settled.add(ledger_id)
+        await self._age.check()  # the metadata just read are no older copy's
         # No await from here to the append: a later loss has a bound of its own.
-        if marking.number == number:
+        if marking.number == number and not self._age.unanswered_below:
             await when_durable(partial(marking.end_all, number))
             log.info("marks of lost data ended", extra=fields(bookie=self._cookie.bookie_id))
 

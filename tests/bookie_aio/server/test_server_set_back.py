@@ -13,7 +13,7 @@ from bookie_aio.storage.journal import when_durable
 from bookie_aio.wire.messages import NO_TERM, AddFlag, Read, ReadAnswer, ReadLac, ReadLacAnswer, Status, Stop
 from metadata.access.bookies import SetBack, SetBacks
 from metadata.access.ledgers import LedgerStore
-from metadata.errors import DiskFullError
+from metadata.errors import DiskFullError, MetadataSetBackError
 from metadata.ids import TERM_FINAL
 from metadata.model.ledger import LedgerMetadata, UnboundedRecord
 from tests.bookie_aio.server.test_server_age import (
@@ -26,6 +26,7 @@ from tests.bookie_aio.server.test_server_age import (
 )
 
 if TYPE_CHECKING:
+    from bookie_aio.core.healing import Owed
     from bookie_aio.server.bookie import Bookie
     from bookie_aio.storage.engine import Engine
     from tests.bookie_aio.server.conftest import Bookies
@@ -211,3 +212,81 @@ async def test_a_recovery_is_not_told_that_a_trimmed_entry_is_not_there(fresh: B
     assert [await read(client, ledger, one, 1) for one in (2, 3, 4)] == [
         Stop.END, Stop.END, Stop.NO_SUCH_ENTRY,
     ]  # fmt: skip
+
+
+async def test_a_lift_that_is_under_way_when_an_event_comes_is_marked_again(fresh: Bookies) -> None:
+    disk = fresh.disk()
+    bookie = await fresh.start(disk=disk, sweep_interval_s=3600.0, age_interval_s=3600.0)
+    client = await fresh.connect(bookie)
+    (ledger,) = await draw(fresh, 1)
+    await make(fresh, client, ledger)
+    engine = engine_of(bookie)
+    await when_durable(partial(engine.append_mark, ledger))
+    disk.hold()
+    lifting = when_durable(partial(engine.marking.lift, ledger, engine.marking.of(ledger), TERM_FINAL))
+    await tell_of_set_back(fresh, "an event", ledger + 1)
+    learning = asyncio.create_task(bookie.age.learn_events())
+    await asyncio.wait_for(disk.arrived.wait(), WAIT_S)
+    disk.release()
+    await asyncio.gather(lifting, learning)
+    assert await are_marked(client, ledger) == [True]
+
+
+async def test_an_event_that_comes_while_a_bookie_looks_at_its_entries_keeps_the_mark(
+    fresh: Bookies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The metadata that it looks by may be newer than those of the store by now, or older."""
+    bookie = await start(fresh)
+    client, healing = await fresh.connect(bookie), bookie._healing
+    (ledger,) = await draw(fresh, 1)
+    await make(fresh, client, ledger)
+    ledgers = LedgerStore(fresh.store())
+    metadata, version = await ledgers.read(ledger)
+    await ledgers.compare_and_set(metadata.close(0, 1), version)
+    await when_durable(partial(engine_of(bookie).append_mark, ledger))
+    assert healing is not None
+    check_held = healing._check_held
+
+    async def checked(ledger_id: int, wanted: Owed) -> None:
+        await check_held(ledger_id, wanted)
+        await tell_of_set_back(fresh, "an event", ledger + 1)
+        await bookie.age.learn_events()
+
+    monkeypatch.setattr(healing, "_check_held", checked)
+    mark = await healing.lift(ledger, 0)
+    with pytest.raises(MetadataSetBackError):
+        await healing.lift(ledger, mark)
+    assert await are_marked(client, ledger) == [True]
+
+
+@pytest.mark.parametrize("what", ["evicted", "ended"])
+async def test_an_event_that_comes_while_a_sweep_reads_metadata_keeps_what_it_would_drop(
+    fresh: Bookies, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    bookie = await start(fresh)
+    client, gc, engine = await fresh.connect(bookie), bookie._ledger_gc, engine_of(bookie)
+    (ledger,) = await draw(fresh, 1)
+    await make(fresh, client, ledger)
+    ledgers = LedgerStore(fresh.store())
+    metadata, version = await ledgers.read(ledger)
+    await ledgers.compare_and_set(metadata.replace_bookie(0, "b1", "b9").close(0, 1), version)
+    await ledgers.raise_floor((await draw(fresh, 1)).start)
+    if what == "ended":
+        await when_durable(partial(engine.marking.mark_all, ledger))
+    assert gc is not None
+    gc._unnamed[ledger] = 0.0 if what == "evicted" else asyncio.get_running_loop().time() + WAIT_S
+    engine.eviction_candidates.add(ledger)
+    read_metadata, reads = gc._ledgers.read, []
+
+    async def read_late(ledger_id: int) -> object:
+        found = await read_metadata(ledger_id)
+        reads.append(ledger_id)
+        if len(reads) == (1 if what == "evicted" else 2):
+            await tell_of_set_back(fresh, "an event", ledger + 1)
+            await bookie.age.learn_events()
+        return found
+
+    monkeypatch.setattr(gc._ledgers, "read", read_late)
+    await gc.sweep()
+    assert (engine.last_entry(ledger), gc.forgotten) == (0, 0)
+    assert await are_marked(client, ledger) == [what == "ended"]
