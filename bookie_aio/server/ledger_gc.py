@@ -170,8 +170,7 @@ class LedgerGarbageCollector:
         if self.floor > below:
             await self.check_cluster()
             await self._age.check()
-            if not below:
-                await self._end_marks(mark, gone)
+            await self._end_marks(mark, gone)
             await self._fold([(max(first, below), last) for first, last in gone if last >= below])
         else:
             self._gone = IdRanges()

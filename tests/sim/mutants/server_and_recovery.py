@@ -308,12 +308,15 @@ MUTANTS = [
     Mutant(
         364, "what older metadata say others keep is evicted once an operator has answered",
         (Edit("bookie_aio.server.ledger_gc:LedgerGarbageCollector._forget_unnamed",
-              "below = self._age.not_free_below", "below = self._age.unanswered_below"),),
+              "below = self._age.not_free_below", "below = self._age.unanswered_below"),
+         Edit("bookie_aio.server.ledger_gc:LedgerGarbageCollector._forget_unnamed",
+              "if ledger_id >= self._age.not_free_below:", "if True:")),
         tests=("tests/bookie_aio/server/test_server_age.py", "-k", "never_evicted"),
     ),
     Mutant(
         365, "at a bookie that came after a set-back, marks end by the word of older metadata",
-        (Edit("bookie_aio.server.ledger_gc:LedgerGarbageCollector.sweep", "if not below:", "if True:"),),
+        (Edit("bookie_aio.server.ledger_gc:LedgerGarbageCollector._end_marks",
+              " and not self._age.unanswered_below", ""),),
         tests=("tests/bookie_aio/server/test_server_age.py", "-k", "came_after_a_set_back"),
     ),
     Mutant(
