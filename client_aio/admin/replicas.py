@@ -92,7 +92,7 @@ async def _replicas_of(context: ClientContext, span: Span, unreachable: dict[str
     async def ask(bookie_id: str) -> tuple[list[Row], bool]:
         if bookie_id not in unreachable:
             try:
-                connection = await context.pool.get(bookie_id)
+                connection = await context.pool.get_briefly(bookie_id)
                 return await list_entries(
                     connection, ledger_id, fragments[0].first_entry, last, context.config.read_timeout_s
                 )

@@ -62,7 +62,7 @@ from metadata.ids import MALFORMED
 from metadata.owned_task import for_each
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Iterable
+    from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
 
     from client_aio.admin.replicas import Replica
     from client_aio.config import AutoRecoveryConfig
@@ -417,7 +417,7 @@ class Auditor:
         seats = seats_to_repair(states, (), (), marks_stay(metadata))
         bad = set(seats.in_place)
         if not bad:
-            bad = await self._sample(metadata)
+            bad = await self._sample(metadata, {one.bookie_id for one in states if one.is_silent})
         self.record = replace(self.record, checked=self.record.checked + 1)
         if not bad:
             return
@@ -429,13 +429,19 @@ class Auditor:
         )
         self._is_dirty = True
 
-    async def _sample(self, metadata: LedgerMetadata) -> set[str]:
-        """Read a few entries of one replica; return its bookie if one is missing or damaged there."""
+    async def _sample(self, metadata: LedgerMetadata, silent: Collection[str]) -> set[str]:
+        """Read a few entries of one replica; return its bookie if one is missing or damaged there.
+
+        Bookies that have just given no answer are left out: each may cost a timeout.
+        """
         parts, rng = parts_of(metadata), self._context.tokens
         if not parts:
             return set()
         part = rng.choice(parts)
-        bookie_id = rng.choice(part.bookies)
+        bookies = [name for name in part.bookies if name not in silent]
+        if not bookies:
+            return set()
+        bookie_id = rng.choice(bookies)
         first = rng.randint(part.first_entry, part.last_entry)
         last = min(first + _SAMPLE_ENTRIES - 1, part.last_entry)
         sample = Part(first, last, part.content_term, part.bookies)

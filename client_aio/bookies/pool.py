@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from client_aio.bookies.connection import NO_ANSWER, BookieConnection, connect
 from metadata.access.bookies import BookieRecord, Orders, available_bookies, registered_bookies
-from metadata.awake import Deadline
+from metadata.awake import Deadline, awake_timeout
 from metadata.errors import (
     BookieReadOnlyError,
     BookieUnavailableError,
@@ -262,6 +262,7 @@ class BookiePool:
         self._open: dict[str, BookieConnection] = {}
         self._opening: dict[str, asyncio.Task[BookieConnection]] = {}
         self._returning: dict[str, Deadline] = {}  # suspects that were reached, until these ends
+        self._hangs_until: dict[str, float] = {}  # of bookies whose last attempt took its whole time
         self._suspects: set[str] = set()  # whose connection ended in silence, and that were not reached since
         self._loop = asyncio.get_running_loop()
         self._is_closed = False
@@ -411,6 +412,26 @@ class BookiePool:
             task = self._open_new(bookie_id)
         return await self._wait_for(task)
 
+    async def get_briefly(self, bookie_id: str) -> BookieConnection:
+        """Do as `get`, for one ledger after another: a bookie that hangs is waited for in full only once.
+
+        Where an attempt has just ended by its timeout, the next one is waited for `_CONNECT_GRACE_S`, and
+        goes on. So a bookie that serves again is not passed over: it answers in that time. One that takes
+        longer is reached by the attempt that goes on, and the next call finds the connection.
+
+        Raises: as `get`.
+        """
+        if self._loop.time() >= self._hangs_until.get(bookie_id, 0.0):
+            return await self.get(bookie_id)
+        try:
+            async with awake_timeout(_CONNECT_GRACE_S):
+                return await self.get(bookie_id)
+        except TimeoutError:
+            raise BookieUnavailableError(
+                f"bookie {bookie_id} let an attempt to connect time out, and does not answer the next one",
+                bookie_id=bookie_id,
+            ) from None
+
     def _open_new(self, bookie_id: str) -> asyncio.Task[BookieConnection]:
         task = self._loop.create_task(self._connect(bookie_id), name=f"to {bookie_id}")
         self._opening[bookie_id] = task
@@ -480,6 +501,7 @@ class BookiePool:
             connection.abandon()
 
     async def _connect(self, bookie_id: str) -> BookieConnection:
+        began, timeout_s = self._loop.time(), self._config.connect_timeout_s
         addresses = self.directory.addresses(bookie_id)
         error: BookKeeperError = BookieUnavailableError(
             f"bookie {bookie_id} is not registered, so its address is not known", bookie_id=bookie_id
@@ -491,7 +513,7 @@ class BookiePool:
                         address,
                         bookie_id=bookie_id,
                         instance_id=self._instance_id,
-                        timeout_s=self._config.connect_timeout_s,
+                        timeout_s=timeout_s,
                         ping_timeout_s=self._config.ping_timeout_s,
                         on_lost=self._lost,
                     )
@@ -504,6 +526,9 @@ class BookiePool:
             if addresses == tried:
                 break  # The bookie has not moved: it is down.
         self.directory.note_failure(bookie_id)
+        if self._loop.time() > began + timeout_s / 2:
+            # Long enough for the next attempt to end, and to say the same.
+            self._hangs_until[bookie_id] = self._loop.time() + 2 * timeout_s
         raise error
 
     def _opened(self, bookie_id: str, task: asyncio.Task[BookieConnection]) -> None:
@@ -514,6 +539,7 @@ class BookiePool:
         self._suspects.discard(bookie_id)  # It is reached, or in quarantine.
         if task.cancelled() or task.exception() is not None:
             return
+        self._hangs_until.pop(bookie_id, None)
         connection = task.result()
         if self._is_closed:
             connection.close()

@@ -12,6 +12,7 @@ import pytest
 
 import client_aio
 import client_aio.autorecovery.worker as worker_module
+import client_aio.bookies.pool as pool_module
 from benchmarks.processes import Child
 from client_aio.admin.replicas import parts_of, verify_replica
 from client_aio.autorecovery.auditor import Auditor
@@ -20,7 +21,13 @@ from client_aio.autorecovery.survey import auto_recovery_state, survey
 from client_aio.autorecovery.worker import Worker
 from client_aio.config import AutoRecoveryConfig
 from client_aio.core.audit import Condition
-from metadata.access.repair_tasks import REASON_MISSING, AuditorRecord, RepairTask, RepairTasks, TaskRef
+from metadata.access.repair_tasks import (
+    REASON_MISSING,
+    AuditorRecord,
+    RepairTask,
+    RepairTasks,
+    TaskRef,
+)
 from metadata.errors import MetadataUnavailableError
 from metadata.ids import KEY_REPAIR_LOCKS
 from tests.integration.test_healing import lose_segments, mark_of
@@ -32,6 +39,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from client_aio.autorecovery.worker import Outcome
+    from client_aio.bookies.connection import BookieConnection
 
 QUICK: dict[str, Any] = {
     "lost_bookie_delay_s": 0.3,
@@ -306,6 +314,38 @@ async def test_a_task_is_not_done_while_the_bookie_that_it_names_does_not_answer
         finally:
             cluster[bookie].resume()
         assert (outcome.is_done, outcome.error) == (False, f"{bookie} does not answer")
+
+
+async def test_a_bookie_that_hangs_is_waited_for_once_and_asked_in_every_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    impatient = client_aio.ClientConfig(connect_timeout_s=0.5, read_timeout_s=0.5)
+    serves, connect = asyncio.Event(), pool_module.connect
+
+    async def connect_once_it_serves(address: str, **settings: Any) -> BookieConnection:
+        await serves.wait()
+        return await connect(address, **settings)
+
+    async with (
+        Cluster(tmp_path) as cluster,
+        client_aio.connect(cluster.uri, config=impatient) as client,
+    ):
+        ledger_id = await written(client)
+
+        async def silent() -> list[str]:
+            return [one.bookie_id for one in await client.ledger_replicas(ledger_id) if one.error]
+
+        cluster["b2"].stop()
+        try:
+            # The first look loses the connection, the second one waits for another one.
+            assert [await silent() for _ in range(2)] == [["b2"], ["b2"]]
+            monkeypatch.setattr(pool_module, "connect", connect_once_it_serves)
+            async with asyncio.timeout(WAIT_S):
+                assert await silent() == ["b2"], "the attempt does not end, and nobody waits for its end"
+        finally:
+            cluster["b2"].resume()
+        serves.set()
+        assert await silent() == []
 
 
 async def test_tasks_that_fail_take_every_second_turn(cluster: Cluster) -> None:

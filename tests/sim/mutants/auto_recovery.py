@@ -126,6 +126,18 @@ MUTANTS = [
         tests=("tests/integration/test_lifecycle.py", "-k", "tied_by_every_recovery"),
     ),
     Mutant(
+        382, "a bookie that let an attempt to connect time out is not asked again",
+        (Edit("client_aio.bookies.pool:BookiePool.get_briefly",
+              "async with awake_timeout(_CONNECT_GRACE_S):", "async with awake_timeout(0.0):"),),
+        tests=("tests/integration/test_autorecovery.py", "-k", "that_hangs"),
+    ),
+    Mutant(
+        383, "every look waits in full for a bookie that hangs",
+        (Edit("client_aio.bookies.pool:BookiePool.get_briefly",
+              "if self._loop.time() >= self._hangs_until.get(bookie_id, 0.0):", "if True:"),),
+        tests=("tests/integration/test_autorecovery.py", "-k", "that_hangs"),
+    ),
+    Mutant(
         362, "all workers of a host work at once",
         (Edit(f"{_WORKER}._waits_for_others",
               "len(locked - {ref.ledger_id}) >= self._workers_at_once and not is_urgent(ref)", "False"),),
