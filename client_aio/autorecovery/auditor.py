@@ -15,6 +15,11 @@ The shell around `client_aio.core.audit`. Three tasks run while this process lea
 With a placement policy that has write sets span racks, a pass also notes the ledgers that one exchange of a
 bookie would spread better. Their tasks come last.
 
+An election loses what is in memory. The record says which starts of bookies are settled, and whose turn to be
+checked came last. The next auditor begins anew for every other start (`client_aio.core.audit`). A ledger that
+was closed in between has its turn within a day. If it lacks copies since a bookie was away, that bookie's
+start is not settled.
+
 Nothing here changes a ledger or a bookie.
 """
 
@@ -115,15 +120,24 @@ class Auditor:
         """Begin with an empty index, and with what the auditor before this one saw of the bookies."""
         config = self._config
         self.index = LedgerIndex()
-        self.states = BookieStates(config.lost_bookie_delay_s, 2 * config.look_interval_s, record.gone_s)
-        self.record = AuditorRecord(name=self._name, delay_s=config.lost_bookie_delay_s)
+        self.states = BookieStates(
+            config.lost_bookie_delay_s, 2 * config.look_interval_s, record.gone_s, record.settled
+        )
+        self.record = AuditorRecord(
+            name=self._name,
+            delay_s=config.lost_bookie_delay_s,
+            checked_turn=record.checked_turn,
+            settled=record.settled,
+        )
         self._versions: dict[int, Version] = {}  # of unbounded ledgers, whose pages cost further reads
         self._unreadable: set[int] = set()
         self._growing_turns = Rotation(1e-6)  # all of them in each pass, up to the limit
         self._closed_turns = Rotation(config.reread_interval_s)
-        self._check_turns = Rotation(config.check_interval_s)
+        self._check_turns = Rotation(config.check_interval_s, record.checked_turn)
         self._listed: list[int] = []
         self._checks = Checks()
+        self._back: dict[str, str] = {}  # bookies whose ledgers are to be checked, and what they drew
+        self._settling: dict[str, tuple[float, str]] = {}  # when these checks began, and what they drew
         self._found: dict[int, tuple[int, dict[str, list[str]]]] = {}  # by checks, and no task yet
         self._refs: dict[int, TaskRef] = {}
         self._reasons: dict[int, dict[str, list[str]]] = {}  # those of the tasks that this auditor made
@@ -289,9 +303,11 @@ class Auditor:
         known = {*self.index.bookies(), *self._context.pool.directory.last_known}
         if not self.record.passes:
             known.update(self.states.gone_s)
-        for bookie_id in self.states.look(known, running, elapsed_s):
-            logger.info("auditor=%s bookie=%s is back: its ledgers are checked", self._name, bookie_id)
-            self._check_ledgers_of(bookie_id)
+        self._back.update((name, running[name]) for name in self.states.look(known, running, elapsed_s))
+        if self.record.passes:
+            self._check_those_back()
+        settled = {name: start for name, start in self.record.settled.items() if running.get(name) == start}
+        self.record = replace(self.record, settled=settled)
         lost = self.states.lost
         if lost != self.record.lost:
             self._is_dirty = True
@@ -304,9 +320,13 @@ class Auditor:
         self.record = replace(self.record, lost=lost, gone_s=gone_s)
         if self._is_dirty or self._refs:
             await self._make_tasks(lost)
-        if self.record != self._written:
-            await self._tasks.write_auditor(self.record)
+        await self._write()
+
+    async def _write(self) -> bool:
+        """Write the record where it has changed; return False where another auditor wrote at once."""
+        if self.record != self._written and await self._tasks.write_auditor(self.record):
             self._written = self.record
+        return self.record == self._written
 
     async def _reread_growing(self, lost: list[str]) -> None:
         """Read the open ledgers on lost bookies more often than others: their writers replace these bookies.
@@ -387,6 +407,30 @@ class Auditor:
         for ledger_id in self.index.ledgers_of(bookie_id):
             self._checks.add(ledger_id, now)
 
+    def _check_those_back(self) -> None:
+        for bookie_id, start in self._back.items():
+            logger.info("auditor=%s bookie=%s is back: its ledgers are checked", self._name, bookie_id)
+            self._check_ledgers_of(bookie_id)
+            self._settling[bookie_id] = self._loop.time(), start
+        self._back.clear()
+
+    def _settle(self) -> None:
+        """Note the starts of bookies since when all ledgers were checked, and nothing waits for a task."""
+        if not self._settling:
+            return
+        unsaid = {name for _, reasons in self._found.values() for names in reasons.values() for name in names}
+        first_due = self._checks.first_due
+        done = [name for name, (at, _) in self._settling.items() if at < first_due and name not in unsaid]
+        new = {name: self._settling.pop(name)[1] for name in done}
+        self.record = replace(self.record, settled={**self.record.settled, **new})
+
+    def _unsettle(self, bookie_ids: Iterable[str]) -> None:
+        settled = dict(self.record.settled)
+        for name in bookie_ids:
+            if name in settled:
+                self._settling[name] = self._loop.time(), settled.pop(name)
+        self.record = replace(self.record, settled=settled)
+
     async def _check_due(self, elapsed_s: float) -> None:
         """Check the ledgers that are due, and those whose turn has come."""
         count = max(int(self._config.checks_per_s), 1)
@@ -404,9 +448,13 @@ class Auditor:
         try:
             await for_each(due, check, _CHECKS_AT_ONCE)
         except BookKeeperError:
+            again = self._loop.time() + _CHECK_AGAIN_S
             for ledger_id in left:  # One error ends the others, too.
-                self._checks.add(ledger_id, self._loop.time() + _CHECK_AGAIN_S)
+                self._checks.add(ledger_id, again)
+            self._settling = {name: (max(at, again), start) for name, (at, start) in self._settling.items()}
             raise
+        self.record = replace(self.record, checked_turn=self._check_turns.behind)
+        self._settle()
 
     async def _check(self, ledger_id: int) -> None:
         """Compare what the bookies of one ledger list with what they owe, and read a sample."""
@@ -414,6 +462,9 @@ class Auditor:
             return  # Its worker looks at it.
         metadata, _ = await self._context.ledgers.read(ledger_id)
         states = replica_states(await list_replicas(self._context, ledger_id))
+        for one in states:
+            if one.is_silent:
+                self._settling.pop(one.bookie_id, None)  # The next auditor asks it again.
         seats = seats_to_repair(states, (), (), marks_stay(metadata))
         bad = set(seats.in_place)
         if not bad:
@@ -421,6 +472,7 @@ class Auditor:
         self.record = replace(self.record, checked=self.record.checked + 1)
         if not bad:
             return
+        self._unsettle(bad)
         marked = {one.bookie_id for one in states if one.is_marked} & bad
         reasons = {REASON_MISSING: sorted(bad - marked), REASON_MARKED: sorted(marked)}
         self._found[ledger_id] = (

@@ -17,6 +17,11 @@ elected a moment ago, holds nobody for lost too early. A bookie that comes back 
 
 A bookie that comes back may lack what was written without it. Its ledgers are *checked* when it has been
 back for the delay: its list of entries is compared with what it owes. A rolling restart makes no task.
+
+A bookie draws a nonce at each start. A start is *settled* when all ledgers of the bookie were checked after
+it. What an auditor has in memory of a bookie that came back belongs to a start that is not settled. So do a
+restart that no auditor saw, and what checks found and no task says yet. The next auditor knows the settled
+starts. It takes every other one for a bookie that has just come back, and so loses nothing of these.
 """
 
 from __future__ import annotations
@@ -222,19 +227,26 @@ class LedgerIndex:
 class BookieStates:
     """For how long bookies were seen to be gone, or to be back."""
 
-    def __init__(self, delay_s: float, look_s_max: float, gone_s: Mapping[str, float] | None = None) -> None:
+    def __init__(
+        self,
+        delay_s: float,
+        look_s_max: float,
+        gone_s: Mapping[str, float] | None = None,
+        settled: Mapping[str, str] | None = None,
+    ) -> None:
         """Begin with what an auditor before this one has seen.
 
         Args:
             delay_s: a bookie that is gone for longer is lost.
             look_s_max: a look counts for this much time at most.
             gone_s: for how long each bookie was seen to be gone. Those that are back by now do not count.
+            settled: what bookies drew at the start whose ledgers were checked.
         """
         self._delay_s = delay_s
         self._look_s_max = look_s_max
         self.gone_s: dict[str, float] = dict(gone_s or {})
         self._back_s: dict[str, float] = {}
-        self._starts: dict[str, str] = {}
+        self._starts: dict[str, str] = dict(settled or {})
 
     @property
     def lost(self) -> list[str]:
@@ -250,7 +262,8 @@ class BookieStates:
             elapsed_s: the time since the look before.
 
         Returns:
-            The bookies that were away, and have now been back for the delay: their ledgers are to be checked.
+            The bookies that were away, or whose start is not settled, and that have now been there for the
+            delay: their ledgers are to be checked.
         """
         elapsed_s = min(elapsed_s, self._look_s_max)
         wanted = set(named)
@@ -263,7 +276,7 @@ class BookieStates:
             if name in running:
                 self._back_s[name] = 0.0
         for name, start in running.items():
-            if self._starts.get(name, start) != start:
+            if self._starts.get(name) != start:
                 self._back_s[name] = 0.0
             self._starts[name] = start
         settled = []
@@ -285,6 +298,13 @@ class Checks:
     def __len__(self) -> int:
         return len(self._due)
 
+    @property
+    def first_due(self) -> float:
+        """Return the time of the check that is due first; infinity for none."""
+        while self._heap and self._due.get(self._heap[0][1]) != self._heap[0][0]:
+            heapq.heappop(self._heap)
+        return self._heap[0][0] if self._heap else math.inf
+
     def add(self, ledger_id: int, due: float) -> None:
         """Have a ledger checked at that time or later; an earlier time that it has already stays."""
         if due < self._due.get(ledger_id, due + 1.0):
@@ -305,11 +325,12 @@ class Checks:
 class Rotation:
     """Takes turns through ledgers in ascending order, again and again, at a bounded rate."""
 
-    def __init__(self, interval_s: float) -> None:
-        """Go through all of them once within `interval_s`."""
+    def __init__(self, interval_s: float, behind: int = -1) -> None:
+        """Go through all of them once within `interval_s`, from behind a ledger on."""
         self._interval_s = interval_s
         self._credit = 0.0
-        self._behind = -1
+        self.behind = behind
+        """The ledger whose turn was the last one."""
 
     def next(self, ids: Sequence[int], elapsed_s: float, count_max: int) -> list[int]:
         """Return the ledgers whose turn has come within the elapsed time.
@@ -322,10 +343,10 @@ class Rotation:
         self._credit = min(self._credit + len(ids) * elapsed_s / self._interval_s, float(count_max))
         count = min(int(self._credit), len(ids))
         self._credit -= count
-        at = bisect_right(ids, self._behind)
+        at = bisect_right(ids, self.behind)
         taken = [ids[(at + step) % len(ids)] for step in range(count)]
         if taken:
-            self._behind = taken[-1]
+            self.behind = taken[-1]
         return taken
 
 

@@ -182,12 +182,21 @@ class AuditorRecord(Record):
     """Ledgers that lack copies and have no task yet: there are `TASKS_MAX` tasks before them."""
     checked: int = 0
     """How many ledgers' replicas this auditor has compared with what they owe."""
+    checked_turn: int = -1
+    """The ledger whose turn to be checked was the last one. The next auditor goes on behind it."""
+    settled: dict[str, str] = field(default_factory=dict)
+    """By bookie, what it drew at the start since when all its ledgers were checked."""
 
     def _check(self) -> None:
         for bookie, gone_s in self.gone_s.items():
             check_bookie_id(bookie)
             if not isinstance(gone_s, (int, float)) or not gone_s >= 0:
                 raise ValueError(f"{bookie} is gone for {gone_s!r} s")
+        for bookie, start in self.settled.items():
+            check_bookie_id(bookie)
+            if not isinstance(start, str):
+                raise ValueError(f"{bookie} drew {start!r}")
+        integer(self.checked_turn, -1, LEDGER_ID_MAX)
 
 
 class RepairTasks:
@@ -291,14 +300,16 @@ class RepairTasks:
         except MetadataCorruptError:
             return AuditorRecord(), version
 
-    async def write_auditor(self, record: AuditorRecord) -> None:
-        """Replace the auditor's record. Where two write at once, either may win: it is not relied upon."""
+    async def write_auditor(self, record: AuditorRecord) -> bool:
+        """Replace the auditor's record; return whether it was. Where two write at once, either may win."""
         _, version = await self.auditor()
         with suppress(KeyExistsError, VersionConflictError, NoSuchKeyError):
             if version is None:
                 await self.store.create(KEY_AUDITOR, record.to_json())
             else:
                 await self.store.compare_and_set(KEY_AUDITOR, record.to_json(), version)
+            return True
+        return False
 
     async def is_paused(self) -> bool:
         """Return whether an operator has paused all workers."""

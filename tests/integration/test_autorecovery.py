@@ -348,6 +348,28 @@ async def test_a_bookie_that_hangs_is_waited_for_once_and_asked_in_every_look(
         assert await silent() == []
 
 
+async def test_a_bookie_that_came_back_while_nobody_audited_is_checked_by_the_next_auditor(
+    tmp_path: Path,
+) -> None:
+    config = AutoRecoveryConfig(**{**QUICK, "check_interval_s": 100_000.0})
+    async with Cluster(tmp_path) as cluster, client_aio.connect(cluster.uri) as client:
+        tasks = RepairTasks(client._context.ledgers.store)
+        whole = await written(client)
+
+        async def are_settled() -> bool:
+            running = {name: one.nonce for name, one in client._context.pool.directory.available.items()}
+            return (await tasks.auditor())[0].settled == running
+
+        async with AutoRecovery(client, config):
+            await until(are_settled)
+        await cluster["b3"].kill()
+        lacking = await written(client)
+        await cluster["b3"].start()
+        async with AutoRecovery(client, config):
+            await until(are_settled)
+            await until_whole(client, [whole, lacking])
+
+
 async def test_tasks_that_fail_take_every_second_turn(cluster: Cluster) -> None:
     async with client_aio.connect(cluster.uri) as client:
         context = client._context

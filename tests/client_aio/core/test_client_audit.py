@@ -151,7 +151,7 @@ def test_a_bookie_that_no_ledger_names_is_lost_to_nobody() -> None:
 
 
 def test_the_ledgers_of_a_bookie_are_checked_once_it_has_been_back_for_the_delay() -> None:
-    states = BookieStates(2.0, 5.0)
+    states = BookieStates(2.0, 5.0, settled={"b1": "x"})
     up, down = {"b1": "x"}, dict[str, str]()
     looks = [down, up, up, up, up, up]
     assert [states.look(["b1"], running, 1.0) for running in looks] == [[], [], [], ["b1"], [], []]
@@ -160,6 +160,12 @@ def test_the_ledgers_of_a_bookie_are_checked_once_it_has_been_back_for_the_delay
     assert [states.look(["b1"], restarted, 1.0) for _ in range(4)] == [[], [], ["b1"], []]
     # In a rolling restart with a short absence nobody is lost.
     assert states.lost == []
+
+
+def test_the_next_auditor_takes_every_start_that_is_not_settled_for_one_that_came_back() -> None:
+    states = BookieStates(1.0, 5.0, {}, {"b1": "x", "b2": "y"})
+    running = {"b1": "x", "b2": "z", "b3": "w"}
+    assert [states.look(running, running, 0.6) for _ in range(3)] == [[], ["b2", "b3"], []]
 
 
 def test_checks_are_taken_when_they_are_due_each_ledger_once() -> None:

@@ -138,6 +138,14 @@ MUTANTS = [
         tests=("tests/integration/test_autorecovery.py", "-k", "that_hangs"),
     ),
     Mutant(
+        384, "a new auditor takes every start of a bookie for settled",
+        (Edit(f"{_AUDIT}:BookieStates.look",
+              "if self._starts.get(name) != start:", "if self._starts.get(name, start) != start:"),
+         Edit(f"{_AUDITOR}._begin", "record.gone_s, record.settled", "record.gone_s")),
+        tests=("tests/integration/test_autorecovery.py", "-k", "nobody_audited"),
+        note="after a run every ledger is checked within two seconds",
+    ),
+    Mutant(
         362, "all workers of a host work at once",
         (Edit(f"{_WORKER}._waits_for_others",
               "len(locked - {ref.ledger_id}) >= self._workers_at_once and not is_urgent(ref)", "False"),),
