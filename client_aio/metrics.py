@@ -188,7 +188,7 @@ AUTO_RECOVERY_METRICS: tuple[Metric, ...] = (
     gauge("bookie_aio_autorecovery_auditor", "", "1 where this process is the auditor.", _is_auditor),
     gauge(
         "bookie_aio_autorecovery_tasks", "",
-        "Ledgers that lack copies, as the auditor knows: with a task (listed), and with none yet (waiting).",
+        "Ledgers that lack copies, as the auditor knows: with a task (listed), and with none now (waiting).",
         _auditor(lambda of: {"listed": of.tasks_known, "waiting": of.record.waiting}), "state",
     ),
     gauge(

@@ -15,6 +15,9 @@ The shell around `client_aio.core.audit`. Three tasks run while this process lea
 With a placement policy that has write sets span racks, a pass also notes the ledgers that one exchange of a
 bookie would spread better. Their tasks come last.
 
+Tasks that fail again and again give their places to others where they fill the table of tasks
+(`client_aio.core.failed_tasks`). The next auditor has their ledgers in its own index, or checks them again.
+
 An election loses what is in memory. The record says which starts of bookies are settled, and whose turn to be
 checked came last. The next auditor begins anew for every other start (`client_aio.core.audit`). A ledger that
 was closed in between has its turn within a day. If it lacks copies since a bookie was away, that bookie's
@@ -26,6 +29,7 @@ Nothing here changes a ledger or a bookie.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from contextlib import suppress
 from dataclasses import replace
@@ -40,9 +44,11 @@ from client_aio.core.audit import (
     ReplicaState,
     Rotation,
     copies_by_replicas,
+    dealt,
     marks_stay,
     seats_to_repair,
 )
+from client_aio.core.failed_tasks import FailedTasks
 from client_aio.core.repair_plan import Part
 from client_aio.election import LeaderElection
 from metadata.access.repair_tasks import (
@@ -82,6 +88,8 @@ _CHECK_AGAIN_S = 10.0
 _REREAD_S = 5.0
 _READ_AHEAD = 1024
 """A pass reads metadata in bites of so many ledgers, so that the first one needs no list of all of them."""
+_ROUND_S = 60.0
+"""Tasks that failed change places with others so often, where they fill the table."""
 _SAMPLE_ENTRIES = 64
 """So many entries of one replica are read in a check, at random, with their digests."""
 
@@ -142,6 +150,9 @@ class Auditor:
         self._refs: dict[int, TaskRef] = {}
         self._reasons: dict[int, dict[str, list[str]]] = {}  # those of the tasks that this auditor made
         self._told: dict[str, tuple[Any, ...]] = {}  # what each bookie said last of lost data
+        self._failed = FailedTasks(config.tasks_max)
+        self._round_at = 0.0
+        self._waiting = 0  # ledgers that had no task yet
         self._reads = 0
         self._pass_now = asyncio.Event()
         self._reread_at = 0.0
@@ -254,7 +265,7 @@ class Auditor:
             return
         racks, candidates = racks_of(self._context)
         for ledger_id in self.index.on_one_rack(racks, candidates)[: self._config.tasks_max]:
-            if ledger_id not in self._refs and ledger_id not in self._found:
+            if not any(ledger_id in known for known in (self._refs, self._found, self._failed.aside)):
                 self._found[ledger_id] = (COPIES_MAX, {REASON_RACKS: []})
                 self._is_dirty = True
 
@@ -292,6 +303,7 @@ class Auditor:
         self._versions.pop(ledger_id, None)
         self._unreadable.discard(ledger_id)
         self._found.pop(ledger_id, None)
+        self._failed.brought_back(ledger_id)
 
     # --- looks, and tasks ----------------------------------------------------------------------
 
@@ -311,14 +323,16 @@ class Auditor:
         lost = self.states.lost
         if lost != self.record.lost:
             self._is_dirty = True
-            self.record = replace(self.record, waiting=0)  # Look at all ledgers again.
+            self._waiting = 0  # Look at all ledgers again.
+            for ledger_id, one in self._failed.changed(self.index, lost):
+                self._find(ledger_id, one.copies, one.reasons)
             self._pass_now.set()  # The newest ledgers are not in the index yet.
             logger.warning("auditor=%s lost bookies: %s", self._name, ", ".join(lost) or "none")
         await self._reread_growing(lost)
         quantum = max(1.0, min(10.0, self._config.lost_bookie_delay_s / 10))
         gone_s = {name: gone_s // quantum * quantum for name, gone_s in self.states.gone_s.items()}
         self.record = replace(self.record, lost=lost, gone_s=gone_s)
-        if self._is_dirty or self._refs:
+        if self._is_dirty or self._refs or self._failed.aside:
             await self._make_tasks(lost)
         await self._write()
 
@@ -347,23 +361,27 @@ class Auditor:
             await self._read_all(done)
             for ledger_id in done:
                 self._reasons.pop(ledger_id, None)
+        await self._give_way()
         room = max(self._config.tasks_max - len(refs), 0)
-        has_room = room > self._config.tasks_max // 5 or not self.record.waiting
-        if not (has_room and (self._is_dirty or self.record.waiting)):
+        has_room = room > self._config.tasks_max // 5 or not self._waiting
+        if not (has_room and (self._is_dirty or self._waiting)):
             return
         self._is_dirty = False
+        aside = self._failed.aside
         # Not all of them: 100,000 ledgers at once would hold the event loop for seconds.
-        scarcest, total = self.index.lacking(lost, self._config.tasks_max)
+        scarcest, total = self.index.lacking(lost, self._config.tasks_max, aside)
         lacking = {one.ledger_id: (one.copies, {REASON_LOST: list(one.bookies)}) for one in scarcest}
         for ledger_id, (copies, reasons) in self._found.items():
             before, others = lacking.get(ledger_id, (copies, {}))
             lacking[ledger_id] = (min(copies, before), {**others, **reasons})
         order = sorted(lacking, key=lambda one: (lacking[one][0], one))
-        new = [one for one in order if one not in refs]
+        new = [one for one in order if one not in refs and one not in aside]
         changed = [one for one in order if one in refs and _adds(lacking[one][1], self._reasons.get(one, {}))]
-        left = total - len(scarcest) + max(len(new) - room, 0)
-        self.record = replace(self.record, waiting=left)
-        to_make = [*changed, *new[:room]]
+        self._waiting = left = total - len(scarcest) + max(len(new) - room, 0)
+        self._note_waiting()
+        by_copies = [list(each) for _, each in itertools.groupby(new, key=lambda one: lacking[one][0])]
+        counts = dealt([len(each) for each in by_copies], room, bool(aside))
+        to_make = changed + [one for each, n in zip(by_copies, counts, strict=True) for one in each[:n]]
         try:
             await for_each(
                 to_make,
@@ -375,6 +393,67 @@ class Auditor:
             raise
         if changed or new:
             logger.info("auditor=%s made %d repair tasks, %d ledgers wait", self._name, len(to_make), left)
+
+    def _note_waiting(self) -> None:
+        """Note how many ledgers have no task now. Those that were set aside are told apart."""
+        aside = {str(copies): count for copies, count in self._failed.by_copies.items()}
+        self.record = replace(self.record, waiting=self._waiting + len(self._failed.aside), aside=aside)
+
+    def _find(self, ledger_id: int, copies: int, reasons: dict[str, list[str]]) -> None:
+        """Note what only a check knows of a ledger that has no task: it gets one."""
+        if found := {reason: bookies for reason, bookies in reasons.items() if reason != REASON_LOST}:
+            self._found[ledger_id] = (copies, found)
+        self._is_dirty = True
+
+    async def _give_way(self) -> None:
+        """Have tasks that fail again and again give their places to others, and bring some of those back.
+
+        The record is written before the first task is deleted. It says that the bookies which only checks
+        know to lack entries are not settled. So no auditor that is killed here takes a ledger with it.
+        """
+        config, failed, now = self._config, self._failed, self._loop.time()
+        for ledger_id in [one for one in self._refs if one in failed.aside]:
+            failed.brought_back(ledger_id)  # Another auditor or a drain made its task.
+        room, fifth = config.tasks_max - len(self._refs), config.tasks_max // 5
+        is_due = now >= self._round_at or len(self._refs) < fifth  # They are repaired, so there is no turn.
+        if not is_due or not (room <= fifth or failed.aside):
+            return
+        self._round_at = now + min(_ROUND_S, config.retry_max_s)
+        tasks: dict[TaskRef, RepairTask] = {}
+        versions: dict[TaskRef, Version] = {}
+
+        async def read(ref: TaskRef) -> None:
+            with suppress(NoSuchKeyError, MetadataCorruptError):
+                tasks[ref], versions[ref] = await self._tasks.read(ref)
+
+        async def take_away(ref: TaskRef) -> None:
+            if await self._tasks.done(ref, versions[ref]):
+                self._refs.pop(ref.ledger_id, None)
+                self._reasons.pop(ref.ledger_id, None)
+            else:  # Somebody has changed it.
+                failed.brought_back(ref.ledger_id)
+
+        await for_each(list(self._refs.values()), read, config.reads_at_once)
+        going, back = failed.choose(tasks, room)
+        coming = [(one, failed.aside[one]) for one in back]
+        for ref in going:
+            failed.set_aside(ref, tasks[ref])
+        self._unsettle(failed.bookies_checked)
+        self._note_waiting()
+        if going and not await self._write():
+            return
+        await for_each(going, take_away, config.reads_at_once)
+        for ledger_id, one in coming:
+            ref = TaskRef(one.copies, ledger_id, self._context.draw_token())
+            await self._tasks.create(ref, one.task)
+            self._refs[ledger_id] = ref
+            self._reasons[ledger_id] = one.reasons
+            failed.brought_back(ledger_id)
+        self._note_waiting()
+        if going or coming:
+            logger.info(
+                "auditor=%s sets %d tasks aside, and %d are back", self._name, len(going), len(coming)
+            )
 
     async def _make_task(self, ledger_id: int, copies: int, reasons: dict[str, list[str]]) -> None:
         """Make a ledger's task, or put one with more reasons in the place of the one there is."""
@@ -419,6 +498,7 @@ class Auditor:
         if not self._settling:
             return
         unsaid = {name for _, reasons in self._found.values() for names in reasons.values() for name in names}
+        unsaid |= self._failed.bookies_checked
         first_due = self._checks.first_due
         done = [name for name, (at, _) in self._settling.items() if at < first_due and name not in unsaid]
         new = {name: self._settling.pop(name)[1] for name in done}
@@ -458,7 +538,7 @@ class Auditor:
 
     async def _check(self, ledger_id: int) -> None:
         """Compare what the bookies of one ledger list with what they owe, and read a sample."""
-        if ledger_id in self._refs or ledger_id not in self.index:
+        if ledger_id in self._refs or ledger_id in self._failed.aside or ledger_id not in self.index:
             return  # Its worker looks at it.
         metadata, _ = await self._context.ledgers.read(ledger_id)
         states = replica_states(await list_replicas(self._context, ledger_id))

@@ -76,6 +76,8 @@ _RECOVERY_GRACE_S = 10.0
 """A recovery that another client has begun gets this time, before this process recovers the ledger, too."""
 _STEP_S = 0.3
 _NAMED_MAX = 10
+_TASKS_SHARE = 4
+"""A drain fills one in so many places of the table of tasks."""
 _CALL_TIMEOUT_S = 5.0
 _CONFIG = AutoRecoveryConfig()
 
@@ -405,7 +407,10 @@ class Drain:
         with_task = {ref.ledger_id for ref in refs}
         moving = Ties.COPIES | Ties.ABSENT
         wanted = [one for one, each in sorted(ties.items()) if moving & each and one not in with_task]
-        room = max(self._config.tasks_max - len(refs), 0)
+        # Those that failed keep half of the places (`client_aio.core.failed_tasks`). So there is always room
+        # for ledgers that lack copies.
+        own_max = max(self._config.tasks_max // _TASKS_SHARE, 1) - len(ties.keys() & with_task)
+        room = max(min(self._config.tasks_max - len(refs), own_max), 0)
 
         async def make(ledger_id: int) -> None:
             with suppress(NoSuchLedgerError):

@@ -241,6 +241,12 @@ class AutoRecoveryState:
         return dict(sorted(Counter(ref.copies for ref in self.refs).items()))
 
     @property
+    def lacking(self) -> dict[int, int]:
+        """Return the same with the ledgers that were set aside: they lack copies, and have no task now."""
+        aside = Counter({int(copies): count for copies, count in self.record.aside.items()})
+        return dict(sorted((aside + Counter(self.by_copies)).items()))
+
+    @property
     def estimate_s(self) -> float | None:
         """Return how long the tasks will take, by what the workers have done so far; None for unknown."""
         if not self.refs:
@@ -258,6 +264,7 @@ class AutoRecoveryState:
             "auditor": self.auditor,
             "tasks": len(self.refs),
             "waiting": self.record.waiting,
+            "aside": sum(self.record.aside.values()),
             "tasks_by_copies": {str(copies): count for copies, count in self.by_copies.items()},
             "estimate_s": self.estimate_s,
             "workers": [asdict(worker) for worker in self.workers],
@@ -370,7 +377,7 @@ async def survey(context: ClientContext) -> ClusterSurvey:
         ordered={one.bookie_id: one.order for one in bookies if one.order is not None},
         damaged=[one.bookie_id for one in bookies if one.ledgers_damaged],
         lacking=lacking,
-        tasks=recovery.by_copies,
+        tasks=recovery.lacking,
         growing_on_down=growing,
         absent=absent,
         unreadable=unreadable,

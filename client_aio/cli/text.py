@@ -412,6 +412,8 @@ def recovery_text(state: AutoRecoveryState) -> str:
     for copies, count in state.by_copies.items():
         what = f"with {copies} good copies of some entries"
         lines.append(f"  {count:,} ledgers {'to spread over racks' if copies == COPIES_MAX else what}")
+    if aside := sum(state.record.aside.values()):
+        lines.append(f"  {aside:,} of those behind them failed before, and take turns")
     for ref, task in state.tasks:
         if task.attempts:
             lines.append(f"  ledger {ref.ledger_id}, {task.attempts} attempts: {escape(task.error)}")

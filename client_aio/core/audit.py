@@ -105,6 +105,24 @@ class Lacking(NamedTuple):
     bookies: tuple[str, ...]
 
 
+def dealt(sizes: Sequence[int], places: int, is_even: bool) -> list[int]:
+    """Deal places out to classes, the first ones first; return how many each class gets.
+
+    Args:
+        sizes: how many ask for a place in each class.
+        places: how many there are.
+        is_even: whether every class may have its even share of one half of them.
+    """
+    share = places // (2 * len(sizes)) if is_even and sizes else 0
+    counts = [min(size, share) for size in sizes]
+    left = places - sum(counts)
+    for number, size in enumerate(sizes):
+        more = min(size - counts[number], left)
+        counts[number] += more
+        left -= more
+    return counts
+
+
 class LedgerIndex:
     """Which ledgers name which bookie."""
 
@@ -179,7 +197,14 @@ class LedgerIndex:
             for ledger_id in self._ledgers_of[layout]
         )
 
-    def lacking(self, bad: Collection[str], count_max: int = sys.maxsize) -> tuple[list[Lacking], int]:
+    def concerned(self, ledger_id: int, bad: Collection[str]) -> list[str]:
+        """Return the bad bookies that a ledger's complete fragments name; none for an unknown ledger."""
+        layout = self._layout_of.get(ledger_id)
+        return [] if layout is None else layout.concerned(bad)
+
+    def lacking(
+        self, bad: Collection[str], count_max: int = sys.maxsize, without: Mapping[int, object] | None = None
+    ) -> tuple[list[Lacking], int]:
         """Return ledgers of which a complete fragment names a bad bookie; the fewest copies come first.
 
         The work grows with the layouts concerned, and then with the ledgers returned.
@@ -187,6 +212,7 @@ class LedgerIndex:
         Args:
             bad: the bookies that do not count.
             count_max: at most so many ledgers are returned, of those with the fewest copies.
+            without: ledgers that are left out.
 
         Returns:
             The ledgers, and how many there are in all.
@@ -198,14 +224,18 @@ class LedgerIndex:
             if concerned:
                 by_copies.setdefault(layout.copies(bad), []).append((layout, concerned))
         found: list[Lacking] = []
-        total = 0
+        classes = []
         for copies, rows in sorted(by_copies.items()):
+            here = []
             for layout, concerned in rows:
                 ledgers = self._ledgers_of[layout]
-                total += len(ledgers)
-                taken = itertools.islice(ledgers, max(count_max - len(found), 0))
-                found.extend(Lacking(copies, one, concerned) for one in taken)
-        return sorted(found), total
+                here.append((ledgers.difference(without) if without else ledgers, concerned))
+            classes.append((copies, here))
+        sizes = [sum(len(ledgers) for ledgers, _ in here) for _, here in classes]
+        for (copies, here), places in zip(classes, dealt(sizes, count_max, bool(without)), strict=True):
+            each = (Lacking(copies, one, concerned) for ledgers, concerned in here for one in ledgers)
+            found.extend(itertools.islice(each, places))
+        return sorted(found), sum(sizes)
 
     def on_one_rack(self, racks: Mapping[str, str], candidates: Collection[str]) -> list[int]:
         """Return the ledgers with a complete fragment that an exchange of one bookie would spread better.

@@ -179,7 +179,9 @@ class AuditorRecord(Record):
     reads: int = 0
     """How many values this auditor has read from the metadata store."""
     waiting: int = 0
-    """Ledgers that lack copies and have no task yet: there are `TASKS_MAX` tasks before them."""
+    """Ledgers that lack copies and have no task now: there are `tasks_max` tasks before them."""
+    aside: dict[str, int] = field(default_factory=dict)
+    """How many of these had a task that failed, and gave its place to others, by good copies."""
     checked: int = 0
     """How many ledgers' replicas this auditor has compared with what they owe."""
     checked_turn: int = -1
@@ -192,6 +194,9 @@ class AuditorRecord(Record):
             check_bookie_id(bookie)
             if not isinstance(gone_s, (int, float)) or not gone_s >= 0:
                 raise ValueError(f"{bookie} is gone for {gone_s!r} s")
+        for copies, count in self.aside.items():
+            integer(int(copies), 0, COPIES_MAX)
+            integer(count, 0, 2**63 - 1)
         for bookie, start in self.settled.items():
             check_bookie_id(bookie)
             if not isinstance(start, str):

@@ -16,11 +16,12 @@ import client_aio.bookies.pool as pool_module
 from benchmarks.processes import Child
 from client_aio.admin.replicas import parts_of, verify_replica
 from client_aio.autorecovery.auditor import Auditor
+from client_aio.autorecovery.drain import Drain
 from client_aio.autorecovery.service import AutoRecovery
 from client_aio.autorecovery.survey import auto_recovery_state, survey
 from client_aio.autorecovery.worker import Worker
 from client_aio.config import AutoRecoveryConfig
-from client_aio.core.audit import Condition
+from client_aio.core.audit import Condition, Layout, Ties
 from metadata.access.repair_tasks import (
     REASON_MISSING,
     AuditorRecord,
@@ -346,6 +347,77 @@ async def test_a_bookie_that_hangs_is_waited_for_once_and_asked_in_every_look(
             cluster["b2"].resume()
         serves.set()
         assert await silent() == []
+
+
+async def test_tasks_that_never_end_leave_room_for_ledgers_that_can_be_repaired(cluster: Cluster) -> None:
+    async with client_aio.connect(cluster.uri) as client:
+        context = client._context
+        tasks = RepairTasks(context.ledgers.store)
+        auditor = Auditor(context, AutoRecoveryConfig(**{**QUICK, "tasks_max": 10}), "a")
+        hopeless, others = range(100, 120), range(200, 230)
+        for ledger_id in hopeless:
+            auditor.index.note(ledger_id, Layout(1, (("b9",),), ()))
+        for ledger_id in others:
+            auditor.index.note(ledger_id, Layout(2, (("b1", "b9"),), ()))
+        failed, done, before = set[int](), set[int](), set[TaskRef]()
+
+        async def step() -> list[TaskRef]:
+            auditor._round_at = 0.0
+            await auditor._make_tasks(["b9"])
+            await auditor._write()
+            refs = await tasks.refs()
+            assert len(refs) <= 10
+            assert auditor.record.waiting == 50 - len(done) - len(refs), "each of them is counted"
+            for ref in refs:
+                task, version = await tasks.read(ref)
+                if ref.ledger_id in hopeless:
+                    await tasks.update(ref, task.failed("no copy is left", 1), version)
+                    failed.add(ref.ledger_id)
+                else:
+                    await tasks.done(ref, version)  # The auditor finds no such ledger.
+                    done.add(ref.ledger_id)
+            return refs
+
+        async with asyncio.timeout(WAIT_S):
+            while not (done.issuperset(others) and failed.issuperset(hopeless)):
+                await step()
+            failed.clear()
+            before = set(await step())
+            while not failed.issuperset(hopeless):
+                now = set(await step())
+                assert len(before - now) <= 1, "they take turns slowly"
+                before = now
+        assert (await auto_recovery_state(context)).lacking == {0: 20}
+
+
+async def test_a_task_that_only_a_check_can_make_again_is_not_lost_with_an_auditor(cluster: Cluster) -> None:
+    async with client_aio.connect(cluster.uri) as client:
+        context = client._context
+        tasks = RepairTasks(context.ledgers.store)
+        for ledger_id in range(10):
+            task = RepairTask({REASON_MISSING: ["b1"]}, 0, attempts=3)
+            await tasks.create(TaskRef(1, ledger_id, context.draw_token()), task)
+        nonces = {name: one.nonce for name, one in context.pool.directory.available.items()}
+        auditor = Auditor(context, AutoRecoveryConfig(**{**QUICK, "tasks_max": 10}), "a")
+        auditor._begin(AuditorRecord(settled=nonces))
+        await auditor._make_tasks([])
+        assert len(await tasks.refs()) == 5
+        record, _ = await tasks.auditor()
+        assert (record.aside, sorted(record.settled)) == ({"1": 5}, ["b2", "b3"])
+        auditor._begin(record)
+        await auditor._look(0.0)
+        await auditor._look(0.2)
+        await auditor._look(0.2)
+        assert auditor._back == {"b1": nonces["b1"]}, "the next auditor checks its ledgers"
+
+
+async def test_a_drain_leaves_places_to_ledgers_that_lack_copies(cluster: Cluster) -> None:
+    async with client_aio.connect(cluster.uri) as client:
+        ledger_ids = [await written(client, count=1) for _ in range(4)]
+        drain = Drain(client._context, "b1", config=AutoRecoveryConfig(tasks_max=8))
+        for _ in range(2):
+            refs = await drain._make_tasks(dict.fromkeys(ledger_ids, Ties.COPIES))
+            assert [ref.ledger_id for ref in refs] == ledger_ids[:2]
 
 
 async def test_a_bookie_that_came_back_while_nobody_audited_is_checked_by_the_next_auditor(

@@ -24,6 +24,7 @@ from client_aio.core.audit import (
     TokenBucket,
     condition_of,
     copies_by_replicas,
+    dealt,
     fewest_copies,
     good_copies,
     layout_of,
@@ -166,6 +167,19 @@ def test_the_next_auditor_takes_every_start_that_is_not_settled_for_one_that_cam
     states = BookieStates(1.0, 5.0, {}, {"b1": "x", "b2": "y"})
     running = {"b1": "x", "b2": "z", "b3": "w"}
     assert [states.look(running, running, 0.6) for _ in range(3)] == [[], ["b2", "b3"], []]
+
+
+@given(st.lists(st.integers(0, 30), max_size=6), st.integers(0, 60), st.booleans())
+def test_places_are_dealt_out_to_the_first_classes_and_half_of_them_to_all(
+    sizes: list[int], places: int, is_even: bool
+) -> None:
+    counts = dealt(sizes, places, is_even)
+    assert sum(counts) == min(places, sum(sizes))
+    for number, (count, size) in enumerate(zip(counts, sizes, strict=True)):
+        share = places // (2 * len(sizes)) if is_even else 0
+        assert min(size, share) <= count <= size
+        is_cut = count < size
+        assert not is_cut or all(after <= share for after in counts[number + 1 :])
 
 
 def test_checks_are_taken_when_they_are_due_each_ledger_once() -> None:

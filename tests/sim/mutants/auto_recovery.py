@@ -126,6 +126,13 @@ MUTANTS = [
         tests=("tests/integration/test_lifecycle.py", "-k", "tied_by_every_recovery"),
     ),
     Mutant(
+        381, "tasks that never end keep all places",
+        (Edit("client_aio.core.failed_tasks:FailedTasks.choose",
+              "surplus = max(len(failed) - self._share, 0)", "surplus = 0"),),
+        tests=("tests/integration/test_autorecovery.py", "-k", "never_end"),
+        note="simulated runs have fewer ledgers than the table has places",
+    ),
+    Mutant(
         382, "a bookie that let an attempt to connect time out is not asked again",
         (Edit("client_aio.bookies.pool:BookiePool.get_briefly",
               "async with awake_timeout(_CONNECT_GRACE_S):", "async with awake_timeout(0.0):"),),
@@ -144,6 +151,11 @@ MUTANTS = [
          Edit(f"{_AUDITOR}._begin", "record.gone_s, record.settled", "record.gone_s")),
         tests=("tests/integration/test_autorecovery.py", "-k", "nobody_audited"),
         note="after a run every ledger is checked within two seconds",
+    ),
+    Mutant(
+        385, "a bookie stays settled when a task goes that only a check can make again",
+        (Edit(f"{_AUDITOR}._give_way", "self._unsettle(failed.bookies_checked)", "pass"),),
+        tests=("tests/integration/test_autorecovery.py", "-k", "only_a_check"),
     ),
     Mutant(
         362, "all workers of a host work at once",
