@@ -320,6 +320,8 @@ class Auditor:
             self._check_those_back()
         settled = {name: start for name, start in self.record.settled.items() if running.get(name) == start}
         self.record = replace(self.record, settled=settled)
+        # One that is away now is checked once more when it is back, maybe within the same start.
+        self._settling = {name: one for name, one in self._settling.items() if name in running}
         lost = self.states.lost
         if lost != self.record.lost:
             self._is_dirty = True

@@ -411,6 +411,21 @@ async def test_a_task_that_only_a_check_can_make_again_is_not_lost_with_an_audit
         assert auditor._back == {"b1": nonces["b1"]}, "the next auditor checks its ledgers"
 
 
+async def test_a_bookie_that_is_away_during_its_checks_is_not_settled_by_them(cluster: Cluster) -> None:
+    async with client_aio.connect(cluster.uri) as client:
+        directory = client._context.pool.directory
+        auditor = Auditor(client._context, AutoRecoveryConfig(**QUICK), "a")
+        auditor.record = AuditorRecord(passes=1)
+        for _ in range(3):
+            await auditor._look(0.2)
+        assert sorted(auditor._settling) == ["b1", "b2", "b3"]
+        away = directory._available.pop("b3")
+        await auditor._look(0.2)
+        directory._available["b3"] = away
+        await auditor._check_due(0.0)
+        assert sorted(auditor.record.settled) == ["b1", "b2"]
+
+
 async def test_a_drain_leaves_places_to_ledgers_that_lack_copies(cluster: Cluster) -> None:
     async with client_aio.connect(cluster.uri) as client:
         ledger_ids = [await written(client, count=1) for _ in range(4)]
