@@ -412,7 +412,8 @@ class Worker:
     async def _clear_absent(self, ledger_id: int) -> None:
         """Have the bookies verified in whose place others are recorded as holding what is absent.
 
-        Such a record is left over where a repair was interrupted between its last copy and the record.
+        Such a record is left over where a repair was interrupted between its last copy and the record. All
+        entries are listed, so a read-only bookie can be verified, too.
 
         Raises:
             BookKeeperError: a bookie could not be verified.
@@ -426,7 +427,7 @@ class Worker:
                 for part in complete_parts(span.fragments, span.last_entry):
                     for first_entry, seat in seats:
                         bookie_id = part.bookies[seat]
-                        if first_entry == part.first_entry and self._takes_copies(bookie_id):
+                        if first_entry == part.first_entry:
                             await self._run(ledger_id, bookie_id, by=bookie_id, only=first_entry)
 
     async def _repair(self, ledger_id: int, bookie_id: str, *, in_place: bool) -> int:
