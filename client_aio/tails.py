@@ -457,7 +457,12 @@ class FollowedLedger:
 
 
 class WatchedBookie:
-    """The ledgers that are watched at one bookie, by one WATCH that is outstanding there."""
+    """The ledgers that are watched at one bookie, by one WATCH that is outstanding there.
+
+    A *round* begins with a connection, and with all armed ledgers unsent. The next one may begin on the same
+    connection: a request that times out need not end it. What moved counts in whatever answer it comes. The
+    end of a request counts for its own round only.
+    """
 
     def __init__(self, tails: Tails, pool: BookiePool, config: ClientConfig, bookie_id: str) -> None:
         self.bookie_id = bookie_id
@@ -469,7 +474,8 @@ class WatchedBookie:
         self._unsent: dict[int, int] = {}  # rows that the bookie has not been sent
         self._connection: BookieConnection | None = None
         self._connecting: asyncio.Task[None] | None = None
-        self._outstanding = 0
+        self._round = 0
+        self._outstanding = 0  # WATCHes of this round
         self._timer: asyncio.TimerHandle | None = None
         self._sent_at = 0.0
         self._failures = 0
@@ -527,12 +533,12 @@ class WatchedBookie:
         while self._unsent and len(rows) < ROWS_MAX:
             rows.append(self._unsent.popitem())
         wait_ms = 0 if self._unsent else min(WAIT_MS_MAX, int(self._config.long_poll_s * 1000))
-        asked = encode_asked(rows)
+        asked, sent_in = encode_asked(rows), self._round
         self._outstanding += 1
         self._sent_at = self._loop.time()
         connection.request(
             Watch(wait_ms),
-            lambda outcome, body: self._answered(connection, rows, outcome, body),
+            lambda outcome, body: self._answered(connection, sent_in, rows, outcome, body),
             body=[asked],
             body_bytes=len(asked),
             timeout_s=self._config.read_timeout_s + wait_ms / 1000,
@@ -554,8 +560,9 @@ class WatchedBookie:
             raise
         finally:
             self._connecting = None
-        # A new connection watches nothing yet.
+        # A new connection watches nothing yet. A former one may, and answers to former WATCHes may come.
         self._connection, self._outstanding = connection, 0
+        self._round += 1
         self._unsent = dict(self._armed)
         self._send_soon()
 
@@ -573,13 +580,17 @@ class WatchedBookie:
     def _answered(
         self,
         connection: BookieConnection,
+        sent_in: int,
         asked: list[tuple[int, int]],
         outcome: Outcome,
         body: memoryview,
     ) -> None:
         if connection is not self._connection:
             return
-        self._outstanding -= 1
+        if sent_in == self._round:
+            self._outstanding -= 1
+        elif isinstance(outcome, (Failure, BookKeeperError)):
+            return  # All that was armed has been sent again since, or will be.
         if isinstance(outcome, Failure) and outcome.status is Status.TOO_MANY_REQUESTS:
             self._refused(asked)
         elif isinstance(outcome, Failure):

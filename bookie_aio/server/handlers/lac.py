@@ -154,11 +154,16 @@ class Watches:
         self.table: WatchTable[Peer] = WatchTable()
 
     def change(self, peer: Peer, rows: list[Asked], lac: Callable[[int], int]) -> bool:
-        """Watch ledgers and take some out. Return False, with nothing done, where there would be too many."""
+        """Watch ledgers and take some out. Return False, with nothing done, where there would be too many.
+
+        The WATCH before this one is answered first: what these rows find moved is not for its answer, which
+        the client may have given up.
+        """
         table = self.table
         more = sum(row.known_lac != UNWATCH and not table.holds(peer, row.ledger_id) for row in rows)
         if table.count(peer) + more > self._connection_watches_max or len(table) + more > self._watches_max:
             return False
+        self._end(peer)
         for ledger_id, known_lac in rows:
             if known_lac == UNWATCH:
                 table.unwatch(peer, ledger_id)
@@ -167,8 +172,7 @@ class Watches:
         return True
 
     def wait(self, peer: Peer, request_id: int, wait_s: float) -> None:
-        """Let a WATCH wait, or answer it at once. The one before it is answered now."""
-        self._end(peer)
+        """Let a WATCH wait, or answer it at once. None waits on its connection: `change` has ended it."""
         timer = self._loop.call_later(wait_s, self._end, peer)
         self._waiting[peer] = request_id, timer
         if not wait_s or self.table.has_moved(peer):

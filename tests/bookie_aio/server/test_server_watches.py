@@ -63,6 +63,15 @@ async def test_the_next_watch_ends_the_one_before(client: RawClient) -> None:
     assert await moved(second) == [Moved(7, lac_statement(7, 0))]
 
 
+async def test_what_a_watch_finds_moved_is_in_its_own_answer(client: RawClient) -> None:
+    """The client may have given up the one before, and drops what is in its answer."""
+    await write_lac(client, 8, 4)
+    first = watch(client, (7, -1))
+    second = watch(client, (8, -1))
+    assert await moved(first) == []
+    assert await moved(second) == [Moved(8, lac_statement(8, 4))]
+
+
 async def test_a_ledger_that_is_unwatched_is_not_told(client: RawClient) -> None:
     watch(client, (7, -1), (8, -1))
     waiting = watch(client, (7, UNWATCH))

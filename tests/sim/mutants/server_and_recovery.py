@@ -214,6 +214,18 @@ MUTANTS = [
         tests=("tests/bookie_aio/core/test_core_long_polls.py",),
     ),
     Mutant(
+        410, "the end of a WATCH counts in whatever round it was sent",
+        (Edit("client_aio.tails:WatchedBookie._answered", "if sent_in == self._round:", "if True:"),),
+        tests=("tests/client_aio/test_client_watched_bookie.py",),
+    ),
+    Mutant(
+        411, "what a WATCH finds moved is in the answer to the one before",
+        (Edit("bookie_aio.server.handlers.lac:Watches.change", "self._end(peer)", "pass"),
+         Edit("bookie_aio.server.handlers.lac:Watches.wait",
+              "timer = self._loop", "self._end(peer)\n    timer = self._loop"),),
+        tests=("tests/bookie_aio/server/test_server_watches.py", "-k", "own_answer"),
+    ),
+    Mutant(
         120, "a seat that is down from the start counts as an acknowledgement",
         (Edit("client_aio.core.add_window:AddWindow.advance",
               "batch.acks.bit_count() < ack_quorum",
