@@ -255,7 +255,10 @@ class LogTruncatedError(LedgerError):
 
 
 class RecordsLostError(LedgerError):
-    """A ledger of the log was closed with a loss: records behind its end may have been acknowledged."""
+    """A ledger of the log was closed with a loss: records behind its end may have been acknowledged.
+
+    For a writer that heals, also: its ledger was closed and truncated away before its end was read.
+    """
 
 
 class LogFencedError(LedgerError):

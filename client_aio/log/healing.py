@@ -136,11 +136,16 @@ class Opener:
             raise
         return await self._list(ledger, takeover)
 
-    async def try_again(self, on_settled: Callable[[LedgerMetadata], None]) -> Listed | None:
+    async def try_again(
+        self,
+        on_settled: Callable[[LedgerMetadata], None],
+        on_lost: Callable[[BookKeeperError], None],
+    ) -> Listed | None:
         """Open the log again once; returns None if the list was changed meanwhile.
 
         Args:
             on_settled: called with the failed ledger, which is CLOSED, where records wait for its end.
+            on_lost: called with the error of these records, where nobody can tell its end any more.
 
         Cancelling leaves the log to another call, or to the next takeover.
 
@@ -153,16 +158,23 @@ class Opener:
                 takeover = await LogTakeover.prepare(
                     self._context, self._lists, self._settings.password, check=self._check_own
                 )
-            except LogFencedError:
-                # A takeover closes this writer's ledgers before it lists another: the end is known.
+                await takeover.fence()
+            except BookKeeperError:
+                # A takeover closes this writer's ledgers before it lists another. Half of one, this one too,
+                # may have closed the failed ledger alone: what follows may wait, and that end is final.
                 with suppress(BookKeeperError):
                     await self._settle(on_settled)
                 raise
-            await takeover.fence()
-            await self._settle(on_settled)
+            try:
+                await self._settle(on_settled)
+            except NoSuchLedgerError as missing:
+                # This writer has the log: somebody closed the ledger, and a truncation has deleted it since.
+                error = _closed_and_deleted(self._lists.name, missing)
+                logger.warning("%s", error)
+                on_lost(error)
             return await self._list(await self._create(takeover.head), takeover)
-        except NoSuchLogError as error:
-            raise self._lost(str(error)) from error
+        except NoSuchLogError as no_log:
+            raise self._lost(str(no_log)) from no_log
 
     def _check_custom(self, head: LogHead) -> None:
         """Raise InvalidArgumentError if the log's custom metadata have no room for those of this writer."""
@@ -178,10 +190,7 @@ class Opener:
         ledger_id = self._backlog.undecided
         if ledger_id is None:
             return
-        try:
-            metadata, _ = await self._context.ledgers.read(ledger_id)
-        except NoSuchLedgerError as error:
-            raise self._lost(str(error)) from error
+        metadata, _ = await self._context.ledgers.read(ledger_id)
         if metadata.last_entry is None:
             raise LedgerRecoveryError(
                 f"ledger {ledger_id} is {metadata.state.value} yet: its recovery is tried again",
@@ -423,7 +432,7 @@ class Healer:
     async def _open_again(self, failed: LogLedger) -> Listed:
         await self._log.withdraw()
         await failed.abort()
-        return await self.healing.try_until_open(lambda: self.opener.try_again(self._settled))
+        return await self.healing.try_until_open(lambda: self.opener.try_again(self._settled, self._lose))
 
     def _opened(self, listed: Listed) -> None:
         logger.info("log=%s is open again with ledger %d", self._name, listed.ledger.ledger_id)
@@ -507,5 +516,17 @@ def _closed_with_loss(name: str, metadata: LedgerMetadata) -> BookKeeperError:
             f"{metadata.last_entry}. Appends that were outstanding may be there or not; later ones come "
             "behind them",
             ledger_id=metadata.ledger_id,
+        )
+    )
+
+
+def _closed_and_deleted(name: str, missing: NoSuchLedgerError) -> BookKeeperError:
+    """Build the error of outstanding records whose ledger was truncated away before its end was read."""
+    return as_unknown(
+        RecordsLostError(
+            f"log {name!r}: its ledger {missing.ledger_id} was closed, and truncated away before this writer "
+            "read its end. Appends that were outstanding may have been in it or not; later ones come behind "
+            "them",
+            ledger_id=missing.ledger_id,
         )
     )

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import re
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -15,12 +15,17 @@ from benchmarks.healing import Round, run_round
 from client_aio import (
     BookKeeperError,
     InvalidArgumentError,
+    LedgerRecoveryError,
     LogFencedError,
     OperationTimeoutError,
     Outcome,
+    Position,
     RecordsLostError,
     WriterState,
 )
+from client_aio.ledger.recovery import recover_ledger
+from client_aio.log import takeover
+from tests.integration.test_log_ends import until_listed
 from tests.support.healing import LASTS_S, bring_back, lose_two, state_is
 
 if TYPE_CHECKING:
@@ -163,6 +168,74 @@ async def test_a_ledger_that_was_closed_with_a_loss_completes_no_append(
             position = await log.append(b"4")
             assert position.ledger_id != failed
             await log.close()
+
+
+async def test_a_ledger_whose_end_is_known_waits_for_no_other_and_may_be_truncated(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with client_aio.connect(cluster.uri) as client, client_aio.connect(cluster.uri) as other:
+        log = await client.open_log("a", roll_entries=8)
+        failed = (await log.append(b"1")).ledger_id
+        _, ahead = await until_listed(other, 2)
+        is_away = True
+
+        async def recover(context: Any, ledger_id: int, *arguments: Any, **options: Any) -> None:
+            while ledger_id == ahead and is_away:
+                if (await other.ledger_metadata(failed)).is_closed:
+                    raise LedgerRecoveryError("a bookie was lost in between")
+                await asyncio.sleep(0)
+            await recover_ledger(context, ledger_id, *arguments, **options)
+
+        monkeypatch.setattr(takeover, "recover_ledger", recover)
+        await lose_two(cluster)
+        cut_off = log.append(b"2")  # One bookie takes it, and a recovery completes it.
+        async with asyncio.timeout(LASTS_S):
+            await state_is(log, WriterState.HEALING)
+            held = log.append(b"3")
+            await bring_back(cluster)
+            assert await cut_off == Position(failed, 1)
+            assert log.state is WriterState.HEALING
+            await other.truncate_log("a", Position(ahead, 0))
+            is_away = False
+            assert (await held).ledger_id > ahead
+            await log.close()
+        assert await contents(other) == [b"3"]
+
+
+async def test_appends_whose_ledger_was_closed_and_truncated_meanwhile_fail_and_later_ones_go_on(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with client_aio.connect(cluster.uri) as client, client_aio.connect(cluster.uri) as other:
+        log = await client.open_log("a", roll_entries=8)
+        failed = (await log.append(b"1")).ledger_id
+        _, ahead = await until_listed(other, 2)
+        go_on, reads = asyncio.Event(), log._lists.read
+
+        async def read_late(**options: bool) -> object:
+            await go_on.wait()
+            return await reads(**options)
+
+        monkeypatch.setattr(log._lists, "read", read_late)
+        await lose_two(cluster)
+        cut_off = log.append(b"2")
+        async with asyncio.timeout(LASTS_S):
+            await state_is(log, WriterState.HEALING)
+            held = log.append(b"3")
+            await bring_back(cluster)
+            async with other.open_ledger(failed, recover=True):
+                await other.truncate_log("a", Position(ahead, 0))
+            go_on.set()
+            for future in (cut_off, held):
+                with pytest.raises(RecordsLostError) as lost:
+                    await future
+                assert lost.value.outcome is Outcome.UNKNOWN
+                assert lost.value.ledger_id == failed
+            with pytest.raises(RecordsLostError):
+                await log.flush()
+            await state_is(log, WriterState.WRITING)
+            await log.append(b"4")
+            await log.close()
+        assert await contents(other) == [b"4"]
 
 
 async def test_overdue_appends_fail_together_and_later_ones_go_on(cluster: Cluster) -> None:
