@@ -106,6 +106,7 @@ class Roller:
         self._is_asked = False
         self._next: LogLedger | None = None
         self._old: LogLedger | None = None
+        self._unclosed: BookKeeperError | None = None  # why the old one could not be closed at the end
         self._age_since = self._loop.time()
         self._timer: asyncio.TimerHandle | None = None
         self._task: OwnedTask | None = None
@@ -149,20 +150,28 @@ class Roller:
             at_ack_quorum: as of `LedgerWriter.close`.
 
         Cancelling leaves these ledgers to the next takeover of the log.
+
+        Raises:
+            BookKeeperError: a ledger could not be closed. Calling this again tries it again.
         """
+        had_ended = self._task is None or self._task.done()
         self._is_stopping = True
         self._wake.set()
         if self._timer is not None:
             self._timer.cancel()
         if at_ack_quorum:
             self._at_ack_quorum = True
-            if self._old is not None:
+            if self._old is not None and not had_ended:
                 # The step under way may wait for copies. It handles the errors: it closes the ledger too.
                 with suppress(BookKeeperError):
                     await self._old.close(at_ack_quorum=True)
         if self._task is not None:
             await self._task.wait()
             self._task.result()
+        if self._old is not None and had_ended:
+            await self._close_old(self._old)
+        if self._old is not None and self._unclosed is not None and self._log.failure is None:
+            raise self._unclosed.with_traceback(None)
         if self._next is not None and self._log.failure is None:
             await self._next.close()
 
@@ -304,24 +313,27 @@ class Roller:
         self.rolls += 1
         self._wake.set()
         await self._close_old(old)
-        self._old = None
 
     async def _close_old(self, old: LogLedger) -> None:
+        """Close the old ledger; a roller that stops makes one attempt, and keeps its error."""
         while self._log.failure is None:
             try:
                 await old.close(at_ack_quorum=self._at_ack_quorum)
-                return
+                break
             except NoSuchLedgerError as error:
                 # An earlier attempt closed the ledger, its answer was lost, and a truncation deleted the
                 # ledger since. Where the whole log was deleted, the next ledger fails by itself.
                 logger.warning("ledger=%d is gone: %s", old.ledger_id, error)
-                return
+                break
             except (MetadataUnavailableError, NotEnoughBookiesError) as error:
                 # The latter with guaranteed write quorum only: an entry waits for its last copy.
                 if self._is_stopping:
-                    raise  # The next takeover of the log closes the ledger.
+                    # The current ledger is in order, and does not fail of that. `stop` raises the error.
+                    self._unclosed = error
+                    return
                 self._warn("ledger=%d is not closed yet: %s", old.ledger_id, error)
                 await self._rest()
+        self._old = None
 
     def _warn(self, message: str, name: str | int, error: BookKeeperError) -> None:
         """Warn of what may happen again at each attempt."""

@@ -322,6 +322,8 @@ class LogWriter(ClosesOnExit):
             BookKeeperError: the failure that ended the writer. LogFencedError: another writer took the log
                 over.
             NotEnoughBookiesError: with guaranteed write quorum, as `LedgerWriter.close`.
+            MetadataUnavailableError: a ledger could not be closed. As behind the error before, calling this
+                again tries it again.
             OperationTimeoutError: records have failed, as for `flush`.
         """
         self._context.check_loop()
@@ -413,6 +415,7 @@ class LogWriter(ClosesOnExit):
         self._before = self.last_add_confirmed
         self._healer.backlog.settled += self.current.last_add_pushed + 1
         self._opened = ledger
+        self._healer.opener.forget_before(ledger.ledger_id)
         self._healer.release(ledger)
 
     async def withdraw(self) -> None:

@@ -120,6 +120,43 @@ async def test_a_log_is_not_closed_without_end_while_the_metadata_store_is_away(
         await log.abort()
 
 
+@pytest.mark.parametrize("at_ack_quorum", [False, True])
+async def test_a_log_whose_former_ledger_could_not_be_closed_is_closed_by_another_call(
+    cluster: Cluster, at_ack_quorum: bool
+) -> None:
+    async with Links(cluster.uri) as links, links.connect("w", ensemble_change_timeout_s=1) as client:
+        log = await client.open_log("a")
+        await log.append(b"1")
+        former = log.ledger_id
+        is_away = True
+
+        async def away(which: str) -> None:
+            if which == ledger_key(former) and is_away:
+                raise MetadataUnavailableError("away")
+
+        links.store("w").before_compare_and_set = away
+        await log.roll()
+        await log.append(b"2")
+        for _ in range(2):
+            with pytest.raises(MetadataUnavailableError):
+                await asyncio.wait_for(log.close(at_ack_quorum=at_ack_quorum), WAIT_S)
+        assert log.current.failure is None
+        is_away = False
+        await asyncio.wait_for(log.close(), WAIT_S)
+        assert log.state is client_aio.WriterState.CLOSED
+        for row in (await client.log_metadata("a")).rows:
+            assert (await client.ledger_metadata(row.ledger_id)).is_closed
+        assert [record.data async for record in client.read_log("a")] == [b"1", b"2"]
+
+
+async def test_a_writer_that_rolls_keeps_the_ids_of_its_last_ledgers_only(cluster: Cluster) -> None:
+    async with client_aio.connect(cluster.uri) as client, client.open_log("a") as log:
+        for _ in range(5):
+            await log.append(b"1")
+            await log.roll()
+        assert log._healer.opener._made == {log.ledger_id}
+
+
 async def test_a_writer_goes_on_when_its_former_ledger_was_closed_unheard_and_truncated(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

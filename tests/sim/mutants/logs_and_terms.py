@@ -220,6 +220,24 @@ MUTANTS = [
         tests=("tests/integration/test_log_states.py", "-k", "fences_nobody"),
     ),
     Mutant(
+        412, "the end of a failed ledger waits for the recovery of the ledger behind it",
+        (Edit("client_aio.log.healing:Opener.try_again",
+              "except BookKeeperError:", "except LogFencedError:"),),
+        tests=("tests/integration/test_log_healing.py", "-k", "waits_for_no_other"),
+    ),
+    Mutant(
+        413, "a former ledger that cannot be closed fails the current one of its log",
+        (Edit("client_aio.log.roller:Roller._close_old",
+              "self._unclosed = error\n                return", "raise"),),
+        tests=("tests/integration/test_log_states.py", "-k", "closed_by_another_call"),
+    ),
+    Mutant(
+        414, "a writer that rolls keeps the id of each ledger that it has made",
+        (Edit("client_aio.log.writer:LogWriter.switch_to",
+              "self._healer.opener.forget_before(ledger.ledger_id)", "pass"),),
+        tests=("tests/integration/test_log_states.py", "-k", "keeps_the_ids"),
+    ),
+    Mutant(
         240, "an election is not held on its client's event loop",
         (Edit("client_aio.election:LeaderElection._check_loop", "check_running(self._loop)", "pass"),),
         tests=("tests/integration/test_event_loops.py", "-k", "each_public_call"),
