@@ -336,8 +336,12 @@ async def test_waits_for_the_last_copies_end_at_a_deadline(cluster: Cluster) -> 
         assert len(await entries(client, ledger.ledger_id)) == 32
 
 
-async def test_a_log_closes_at_the_ack_quorum_the_ledger_that_it_rolled_from_too(cluster: Cluster) -> None:
-    async with client_aio.connect(cluster.uri, add_quorum_timeout_s=60) as client:
+@pytest.mark.parametrize("has_failed", [False, True])
+async def test_a_log_closes_at_the_ack_quorum_the_ledger_that_it_rolled_from_too(
+    cluster: Cluster, has_failed: bool
+) -> None:
+    timeout_s = 0.5 if has_failed else 60  # of the call before
+    async with client_aio.connect(cluster.uri, add_quorum_timeout_s=timeout_s) as client:
         log = await client.open_log("a", roll_entries=8, guaranteed_write_quorum=True)
         await log.append(b"0")
         listed = await client.log_metadata("a")
@@ -351,8 +355,12 @@ async def test_a_log_closes_at_the_ack_quorum_the_ledger_that_it_rolled_from_too
             assert log.rolls == 1
             waiting = asyncio.create_task(log.close())
             await asyncio.wait([waiting], timeout=0.1)
+            if has_failed:
+                with pytest.raises(client_aio.NotEnoughBookiesError):
+                    await waiting
             await log.close(at_ack_quorum=True)
-            await waiting
+            if not has_failed:
+                await waiting
         ledgers = [await client.ledger_metadata(row.ledger_id) for row in listed.rows]
         assert [each.state.name for each in ledgers] == ["CLOSED", "CLOSED"]
         assert all(each.below_write_quorum_from is not None for each in ledgers)
