@@ -73,7 +73,7 @@ from metadata.model.ledger import DIGEST_CRC, Absent, LedgerMetadata
 from metadata.owned_task import for_each
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
     from bookie_aio.wire.blocks import Block
     from bookie_aio.wire.listing import Row
@@ -245,8 +245,8 @@ class Repair:
 
     async def _lift_mark(self) -> tuple[bool, str]:
         """Have the bookie lift the mark that it had before; return whether it did, and why not."""
-        if not self._mark:
-            return False, ""
+        if not self._mark or self._only is not None:
+            return False, ""  # The damage may lie in another fragment.
         lost = sum(run.entries for fragment in self._fragments.values() for run in fragment.lost)
         if lost:
             # Rule 4: without the mark the bookie would deny entries that it may have held.
@@ -315,9 +315,9 @@ class Repair:
                     raise self._left(target)
                 self._unfit.add(target)
                 return
-            await self._note_absent(part, copier)
+            absent = self._absent(part, copier)
             try:
-                if not await self._name(part, target, guard):
+                if not await self._name(part, target, absent, guard):
                     return  # Another client changed the fragment: it needs another plan.
             except GuardChangedError:
                 return  # An operator has given an order, perhaps to the target.
@@ -329,9 +329,12 @@ class Repair:
         if copier.lost.entries > lost_before:
             if await self._is_trimmed(part):
                 return
-            if target != self._lost:
-                await self._note_absent(part, copier)
-        await self._forget_absent(part, copier)
+            if target != self._lost and (absent := self._absent(part, copier)) is not None:
+                noted = absent
+                metadata, version = await self._context.ledgers.read(self._ledger_id)
+                held = VersionedLedgerMetadata(self._context, metadata, version)
+                await held.update(lambda now: now.with_absent(noted))
+        await self._forget_absent(part, target, copier)
         self._fragments[part.first_entry] = copier.result()
         self._following = part.first_entry + 1
         logger.info(
@@ -340,37 +343,46 @@ class Repair:
             copier.entries_copied, copier.bytes_copied,
         )  # fmt: skip
 
-    async def _note_absent(self, part: Part, copier: _Copier) -> None:
-        """Record that the bookie may still hold what was found nowhere, before it loses its seat."""
+    def _absent(self, part: Part, copier: _Copier) -> Absent | None:
+        """Return the record that the lost bookie may hold what was found nowhere; None for no record."""
         if not copier.lost:
-            return
+            return None
         absent = Absent(part.first_entry, part.bookies.index(self._lost), self._lost, copier.lost.entries)
         logger.error(
             "ledger=%d fragment=%d bookie=%s: no bookie returned %d of the entries that it owes, such as %d",
             self._ledger_id, part.first_entry, self._lost, absent.entries, copier.lost.runs()[0].first,
         )  # fmt: skip
-        if self._lost not in copier.withholding:
-            return  # It has denied them: it does not hold them, and need not stay for them.
-        metadata, version = await self._context.ledgers.read(self._ledger_id)
-        held = VersionedLedgerMetadata(self._context, metadata, version)
-        await held.update(lambda now: now.with_absent(absent))
+        # One that has denied them does not hold them, and need not stay for them.
+        return absent if self._lost in copier.withholding else None
 
-    async def _forget_absent(self, part: Part, copier: _Copier) -> None:
+    async def _forget_absent(self, part: Part, target: str, copier: _Copier) -> None:
         """Remove the records of a seat: all where nothing is lost, else those of bookies that deny it."""
         kept = copier.withholding if copier.lost else ()
         seat = part.bookies.index(self._lost)
-        metadata, version = await self._context.ledgers.read(self._ledger_id)
-        held = VersionedLedgerMetadata(self._context, metadata, version)
-        await held.update(lambda now: now.without_absent(part.first_entry, seat, kept))
 
-    async def _name(self, part: Part, target: str, guard: Guard) -> bool:
-        """Put the target in the lost bookie's place; return False where the fragment has changed."""
+        def without(now: LedgerMetadata, bookies: Sequence[str]) -> LedgerMetadata | None:
+            # Another repair may have given the seat away since. Its records are of the seat's next bookie.
+            return now.without_absent(part.first_entry, seat, kept) if bookies[seat] == target else None
+
         metadata, version = await self._context.ledgers.read(self._ledger_id)
+        held: VersionedLedgerMetadata
         if metadata.is_unbounded:
             held = VersionedFragments(self._context, metadata, version)
-            return await held.replace_bookie(part, self._lost, target, guard)
+        else:
+            held = VersionedLedgerMetadata(self._context, metadata, version)
+        await held.update_with(part.first_entry, without)
+
+    async def _name(self, part: Part, target: str, absent: Absent | None, guard: Guard) -> bool:
+        """Put the target in the lost bookie's place; return False where the fragment has changed.
+
+        The record of what the lost bookie may hold is written with it: until then that bookie has a seat.
+        """
+        metadata, version = await self._context.ledgers.read(self._ledger_id)
+        if metadata.is_unbounded:
+            fragments = VersionedFragments(self._context, metadata, version)
+            return await fragments.replace_bookie(part, self._lost, target, absent, guard)
         return await VersionedLedgerMetadata(self._context, metadata, version).update(
-            lambda now: replaced(now, part, self._lost, target), guard
+            lambda now: replaced(now, part, self._lost, target, absent), guard
         )
 
     async def _is_trimmed(self, part: Part) -> bool:
@@ -493,6 +505,13 @@ class _Copier:
 
     async def verify(self) -> None:
         """Read all entries at the target, and copy those that cannot be read once more."""
+        # A list has the bookie look at the metadata anew before it evicts the ledger (rule 15).
+        part = self._part
+        await self._ask_target(
+            list_entries(
+                self._target, self._ledger_id, part.first_entry, part.first_entry, self._config.read_timeout_s
+            )
+        )
         await self._for_each_piece(self._read_again, is_verifying=True)
 
     async def _for_each_piece(

@@ -275,13 +275,14 @@ async def forget(
             await _check_unnamed(client, bookie)
         else:
             before = (await Orders.read(store)).by_bookie.get(bookie)
+            given = Order(DRAINING, since_ms=_now_ms())
             if before is None or not before.is_leaving:
                 # Before the look: from now on no repair names the bookie.
-                await change_order(store, bookie, lambda _: Order(DRAINING, since_ms=_now_ms()))
+                await change_order(store, bookie, lambda _: given)
             try:
                 await _check_unnamed(client, bookie)
             except BaseException:
-                await change_order(store, bookie, lambda _: before)
+                await change_order(store, bookie, lambda now: before if now == given else now)
                 raise
             await retire(store, bookie)
             await change_order(store, bookie, lambda _: None)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from bookie_aio.wire.listing import Row
-    from metadata.model.ledger import Fragment, LedgerMetadata
+    from metadata.model.ledger import Absent, Fragment, LedgerMetadata
 
 
 class Part(NamedTuple):
@@ -181,8 +181,13 @@ def split(wanted: ClassRange, rows: Iterable[Row]) -> tuple[list[ClassRange], li
     return lacking, there
 
 
-def replaced(metadata: LedgerMetadata, part: Part, old: str, new: str) -> LedgerMetadata | None:
+def replaced(
+    metadata: LedgerMetadata, part: Part, old: str, new: str, absent: Absent | None = None
+) -> LedgerMetadata | None:
     """Put `new` in the place of `old` in a fragment of the present metadata; also called after a conflict.
+
+    Args:
+        absent: a record to add.
 
     Returns:
         The metadata to write; None if the fragment is no longer the planned one, because another client
@@ -191,7 +196,10 @@ def replaced(metadata: LedgerMetadata, part: Part, old: str, new: str) -> Ledger
     for index, fragment in enumerate(metadata.fragments):
         if fragment.first_entry == part.first_entry:
             is_same = part in plan(metadata, old).parts and new not in fragment.bookies
-            return metadata.replace_bookie(index, old, new) if is_same else None
+            if not is_same:
+                return None
+            changed = metadata.replace_bookie(index, old, new)
+            return changed if absent is None else changed.with_absent(absent)
     return None
 
 

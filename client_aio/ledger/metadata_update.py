@@ -16,13 +16,20 @@ from metadata.errors import MetadataUnavailableError, VersionConflictError
 from metadata.write_outcome import is_overwritten
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
     from client_aio.context import ClientContext
-    from metadata.model.ledger import LedgerMetadata
+    from metadata.model.ledger import Fragment, LedgerMetadata
     from metadata.store import Guard, Version
 
 logger = logging.getLogger(__name__)
 
 _RETRY_S = 0.2
+
+
+def bookies_of(fragments: Iterable[Fragment], first_entry: int) -> tuple[str, ...] | None:
+    """Return the bookies of the fragment that begins at an entry; None for no such fragment."""
+    return next((each.bookies for each in fragments if each.first_entry == first_entry), None)
 
 
 class VersionedLedgerMetadata:
@@ -52,6 +59,21 @@ class VersionedLedgerMetadata:
         """
         with Deadline(self._context.config.ensemble_change_timeout_s) as deadline:
             return await self._update(apply, guard, deadline)
+
+    async def update_with(
+        self, first_entry: int, apply: Callable[[LedgerMetadata, Sequence[str]], LedgerMetadata | None]
+    ) -> bool:
+        """Apply a change that depends on the bookies of a fragment; see `update`.
+
+        Args:
+            first_entry: of the fragment. The change is refused where there is none (any more).
+        """
+
+        def applied(now: LedgerMetadata) -> LedgerMetadata | None:
+            bookies = bookies_of(now.fragments, first_entry)
+            return None if bookies is None else apply(now, bookies)
+
+        return await self.update(applied)
 
     async def _update(self, apply: Apply, guard: Guard | None, deadline: Deadline) -> bool:
         ledgers = self._context.ledgers

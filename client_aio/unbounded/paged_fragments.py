@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from client_aio.core.read_plan import check_limit, check_range, trimmed
 from client_aio.core.repair_plan import replaced, replaced_in_page
 from client_aio.ledger.entry_reader import BatchStream, EntryReader, EntryStream, entries_of
-from client_aio.ledger.metadata_update import VersionedLedgerMetadata
+from client_aio.ledger.metadata_update import VersionedLedgerMetadata, bookies_of
 from metadata.access.fragments import FragmentHead, FragmentList, LedgerNames
 from metadata.errors import NoSuchKeyError, NoSuchLedgerError
 from metadata.ids import ENTRY_ID_MAX, KEY_FRAGMENTS
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from client_aio.core.digest import Digest
     from client_aio.core.ensemble_change import Apply
     from client_aio.core.repair_plan import Part
-    from metadata.model.ledger import Fragment, LedgerMetadata
+    from metadata.model.ledger import Absent, Fragment, LedgerMetadata
     from metadata.model.paged_list import Page, PageRef
     from metadata.store import Guard, Version
 
@@ -81,6 +81,20 @@ class VersionedFragments(VersionedLedgerMetadata):
 
         return await self._change(change, guard)
 
+    async def update_with(
+        self, first_entry: int, apply: Callable[[LedgerMetadata, Sequence[str]], LedgerMetadata | None]
+    ) -> bool:
+        """Update as `VersionedLedgerMetadata.update_with`, where the fragment may be in a page, too."""
+
+        async def change(head: FragmentHead) -> _Wanted | None:
+            ref = head.rows.page_of(first_entry)
+            fragments = head.metadata.fragments if ref is None else await self._list.page(ref)
+            bookies = bookies_of(fragments, first_entry)
+            wanted = None if bookies is None else apply(head.metadata, bookies)
+            return None if wanted is None else (FragmentHead(wanted), ())
+
+        return await self._change(change)
+
     async def trim(self, before_entry: int, *, term: int | None = None) -> bool:
         """Drop the fragments that lie as a whole before an entry; return False where there are none.
 
@@ -103,11 +117,17 @@ class VersionedFragments(VersionedLedgerMetadata):
             await self._list.sweep()  # Deletes pages of clients that lost a compare-and-set, or died.
         return is_trimmed
 
-    async def replace_bookie(self, part: Part, old: str, new: str, guard: Guard | None = None) -> bool:
+    async def replace_bookie(
+        self, part: Part, old: str, new: str, absent: Absent | None = None, guard: Guard | None = None
+    ) -> bool:
         """Put a bookie in another's place in one fragment, in a page or in the head (repair, rule 14).
 
         Cancelling leaves the outcome open, and perhaps a page without a reference, which the next trim
         deletes.
+
+        Args:
+            absent: a record to add with it.
+            guard: as of `update`.
 
         Returns:
             False where the fragment differs from the plan: it was trimmed, or repaired by another client.
@@ -122,7 +142,7 @@ class VersionedFragments(VersionedLedgerMetadata):
         async def change(head: FragmentHead) -> _Wanted | None:
             ref = head.rows.page_of(part.first_entry)
             if ref is None:
-                wanted = replaced(head.metadata, part, old, new)
+                wanted = replaced(head.metadata, part, old, new, absent)
                 return None if wanted is None else (FragmentHead(wanted), ())
             last_entry = head.rows.following(ref) - 1
             fragments = replaced_in_page(await self._list.page(ref), last_entry, part, old, new)
@@ -130,7 +150,10 @@ class VersionedFragments(VersionedLedgerMetadata):
                 return None
             given = [fragment.row for fragment in fragments]
             rows, page = head.rows.rewrite(ref, given, self._context.draw_token)
-            return head.with_rows(rows), (page,)
+            changed = head.with_rows(rows)
+            if absent is not None:
+                changed = FragmentHead(changed.metadata.with_absent(absent))
+            return changed, (page,)
 
         return await self._change(change, guard)
 

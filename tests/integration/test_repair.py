@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -11,6 +11,7 @@ import client_aio
 from benchmarks.processes import start_module
 from bookie_aio.wire.messages import Op, Read, Stop
 from client_aio import LedgerState
+from client_aio.admin.repair import Repair
 from client_aio.ledger.metadata_update import VersionedLedgerMetadata
 from client_aio.ledger.recovery import recover_ledger
 from metadata.ids import TERM_FINAL
@@ -453,6 +454,36 @@ class TestDamage:
             (fragment,) = (await client.repair_ledger(ledger_id, replace="b4", by="b4")).fragments
             assert fragment.lost
             assert (await client.ledger_metadata(ledger_id)).absent == ()
+
+    async def test_a_repair_that_stood_still_leaves_the_records_of_the_next_one(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Its own bookie has lost the seat meanwhile, and may hold what the next repair found nowhere."""
+        reached, released = asyncio.Event(), asyncio.Event()
+        forget = Repair._forget_absent
+
+        async def stand_still(self: Repair, *args: Any) -> None:
+            if not reached.is_set():
+                reached.set()
+                await released.wait()
+            await forget(self, *args)
+
+        monkeypatch.setattr(Repair, "_forget_absent", stand_still)
+        async with Cluster(tmp_path) as cluster, client_aio.connect(cluster.uri) as client:
+            ledger_id = await written(client, 2, 2, 2)
+            kept, other = (await client.ledger_metadata(ledger_id)).last_fragment.bookies
+            first = asyncio.create_task(client.repair_ledger(ledger_id, replace=kept, by=kept))
+            await asyncio.wait_for(reached.wait(), WAIT_S)
+            await cluster[kept].kill()
+            await cluster[other].end()
+            flip(cluster[other].directory, payload(2222))
+            await cluster[other].start()
+            (fragment,) = (await client.repair_ledger(ledger_id, replace=kept)).fragments
+            assert fragment.lost
+            released.set()
+            await asyncio.wait_for(first, WAIT_S)
+            absent = (await client.ledger_metadata(ledger_id)).absent
+            assert [(each.seat, each.bookie) for each in absent] == [(0, kept)]
 
     async def test_a_mark_stays_where_an_entry_is_found_nowhere(self, tmp_path: Path) -> None:
         """Rule 4: else the bookie would deny an entry that it has lost."""

@@ -258,11 +258,17 @@ MUTANTS = [
     ),
     Mutant(
         377, "a bookie that denies what is found nowhere is kept for it",
-        (Edit(f"{_REPAIR}._note_absent", "if self._lost not in copier.withholding:", "if False:"),
+        (Edit(f"{_REPAIR}._absent", "absent if self._lost in copier.withholding else None", "absent"),
          Edit(f"{_REPAIR}._forget_absent", "kept = copier.withholding if copier.lost else ()",
               "kept = copier.withholding | {self._lost} if copier.lost else ()")),
         tests=("tests/integration/test_repair.py", "-k", "denies_what_is_found_nowhere"),
         note="nothing is lost: the bookie cannot leave the cluster",
+    ),
+    Mutant(
+        380, "a repair that stood still removes the records of the next one",
+        (Edit(f"{_REPAIR}._forget_absent", "if bookies[seat] == target else None", "if True else None"),),
+        tests=("tests/integration/test_repair.py", "-k", "that_stood_still"),
+        note="it has to stand still while its bookie is lost, and replaced",
     ),
     Mutant(
         378, "records of absent entries are left over where all entries are there",

@@ -192,7 +192,8 @@ MUTANTS = [
     ),
     Mutant(
         68, "a repair forgets who may still hold what it found nowhere",
-        (Edit("client_aio.admin.repair:Repair._note_absent", "now.with_absent(absent)", "None"),),
+        (Edit("client_aio.admin.repair:Repair._absent",
+              "absent if self._lost in copier.withholding else None", "None"),),
         tests=("tests/integration/test_ways_on.py", "-k", "gap_after_a_repair"),
     ),
     Mutant(
