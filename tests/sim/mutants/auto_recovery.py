@@ -246,13 +246,13 @@ MUTANTS = [
     ),
     Mutant(
         278, "a repair names a bookie although it was ordered to leave meanwhile",
-        (Edit(f"{_REPAIR}._name", "self._lost, target), guard", "self._lost, target), None"),),
+        (Edit(f"{_REPAIR}._name", "self._lost, target, absent), guard", "self._lost, target, absent), None"),),
         tests=("tests/integration/test_lifecycle.py", "-k", "comes_late and False"),
         note="one compare-and-set has to be under way for longer than a whole drain",
     ),
     Mutant(
         376, "a repair of an unbounded ledger names a bookie although it was ordered to leave meanwhile",
-        (Edit(f"{_REPAIR}._name", "self._lost, target, guard)", "self._lost, target)"),),
+        (Edit(f"{_REPAIR}._name", "self._lost, target, absent, guard)", "self._lost, target, absent)"),),
         tests=("tests/integration/test_lifecycle.py", "-k", "comes_late and True"),
         note="as 278",
     ),
