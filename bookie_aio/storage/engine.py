@@ -514,6 +514,8 @@ class Engine:
         """
         change = Change(form.KIND_FORGET, ledger_id)
         self._accept_change(form.forget_row(ledger_id), change, done)
+        for watch in self.add_watches:
+            watch.note_forget(ledger_id)
 
     def barrier(self, done: Done) -> None:
         """Call `done` once everything accepted so far is durable and indexed: within this call if it is."""

@@ -70,6 +70,9 @@ class AddWatch(Protocol):
     def note(self, block: Block) -> None:
         """Take note of an accepted block, which is not durable yet."""
 
+    def note_forget(self, ledger_id: int) -> None:
+        """Take note that entries accepted before do not count, once this record is durable."""
+
 
 class Change(NamedTuple):
     """The change of a record other than a block: `kind` of the row, and the value if it has one."""

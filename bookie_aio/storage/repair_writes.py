@@ -44,7 +44,7 @@ class OutdatedBlockError(StaleMetadataError):
 
 
 class _Watch:
-    """Notices adds to the entries of a block."""
+    """Notices adds to the entries of a block, and that their ledger is forgotten."""
 
     def __init__(self, block: Block) -> None:
         self._block = block
@@ -57,6 +57,10 @@ class _Watch:
             block.last_entry < mine.first_entry or mine.last_entry < block.first_entry
         ):
             self.is_touched = True
+
+    def note_forget(self, ledger_id: int) -> None:
+        """Take note that the ledger is forgotten."""
+        self.is_touched |= ledger_id == self._block.ledger_id
 
 
 async def store_missing(engine: Engine, block: Block, *, is_trusted: bool) -> int:

@@ -9,7 +9,8 @@ the entries that count are appended to the journal like any add. When all of the
 given up. So a crash at any point leaves at most further copies, of which one counts.
 
 A block is copied only if its copy is the one that counts. And it is copied only if no add to its entries was
-accepted since it was looked up. Otherwise an older copy would become the newest one.
+accepted since it was looked up. Otherwise an older copy would become the newest one. The same holds for the
+ledger's being forgotten: a copy behind that record would count again.
 
 The work is done in small steps: at most so many bytes a second, and at most a share of the event loop's time.
 """
@@ -42,6 +43,7 @@ from metadata.errors import (
     NoSuchLedgerError,
     StorageError,
 )
+from metadata.ids import ENTRY_ID_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -112,7 +114,7 @@ class CopySink(Protocol):
 
 
 class _Watch:
-    """Notices adds to a ledger."""
+    """Notices adds to a ledger, and that it is forgotten."""
 
     def __init__(self, ledger_id: int) -> None:
         self._ledger_id = ledger_id
@@ -124,12 +126,17 @@ class _Watch:
         if block.ledger_id == self._ledger_id and not self.is_muted:
             self._noted.append((block.first_entry, block.last_entry))
 
+    def note_forget(self, ledger_id: int) -> None:
+        """Take note that the ledger is forgotten: that concerns every entry."""
+        if ledger_id == self._ledger_id:
+            self._noted.append((0, ENTRY_ID_MAX))
+
     def clear(self) -> None:
-        """Drop the noted adds."""
+        """Drop what was noted."""
         self._noted.clear()
 
     def touches(self, entry_ids: range) -> bool:
-        """Return whether one of the noted adds may concern one of these entries."""
+        """Return whether anything noted may concern one of these entries."""
         return any(first <= entry_ids[-1] and last >= entry_ids[0] for first, last in self._noted)
 
 
@@ -395,7 +402,8 @@ class Compactor:
         """Copy the entries that count of the segment's runs up to the horizon.
 
         Returns:
-            The entry to go on at, and whether a newer add came, so that the runs have to be looked up again.
+            The entry to go on at, and whether a newer add or a forget came, so that the runs have to be
+            looked up again.
         """
         mine = [one for one in found if one.segment is segment and one.run.first <= horizon]
         is_plain = all(one.run.last < other.run.first for one, other in pairwise(found))

@@ -228,6 +228,43 @@ async def test_an_add_that_comes_while_interleaved_runs_are_copied_loses_none_of
     await store.close()
 
 
+@pytest.mark.parametrize("what", ["forget", "trim", "delete"])
+async def test_what_counts_no_more_while_it_is_copied_does_not_come_back(tmp_path: Path, what: str) -> None:
+    """The copies of the round under way would be behind the record that says so."""
+    store = await store_with_dead_ledgers(tmp_path / "b1")
+    engine, sources, accepted = store.engine, store.engine._lookup.sources, list[int]()
+
+    async def sources_and_a_change(ledger_id: int, low: int, high: int) -> object:
+        found = await sources(ledger_id, low, high)
+        if ledger_id == 2 and not accepted:
+            accepted.append(low)
+            if what == "forget":
+                engine.append_forget(2, lambda _: None)
+            elif what == "trim":
+                engine.append_trim(2, 50, lambda _: None)
+            else:
+                engine.append_tombstone(2, lambda _: None)
+        return found
+
+    engine._lookup.sources = sources_and_a_change
+    for ledger_id in range(4, 13):
+        await delete(store, ledger_id)
+    await store.settled()
+    assert len(accepted) == 1
+    crashed = await store.crash_into(tmp_path / "crashed")
+    await store.close()
+    again = await Store.open(crashed)
+    for one in (engine, again.engine):
+        assert one.marking.list_evicted(0, 9)[0] == ([2] if what == "forget" else [])
+        assert one.last_entry(2) == (59 if what == "trim" else -1)
+    found, stop, _ = await again.read(2, 50, 59)
+    assert (stop, len(found)) == ((Stop.END, 10) if what == "trim" else (Stop.NO_SUCH_ENTRY, 0))
+    assert (await again.read(2, 49, 49))[1] is Stop.NO_SUCH_ENTRY
+    for ledger_id in (1, 3):
+        assert (await again.read(ledger_id, 0, 59))[1] is Stop.END
+    await again.close()
+
+
 @pytest.mark.parametrize("what", ["trim", "forget"])
 async def test_trimmed_and_forgotten_entries_give_back_their_space(tmp_path: Path, what: str) -> None:
     store = await Store.open(tmp_path / "b1")

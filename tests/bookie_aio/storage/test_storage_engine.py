@@ -322,6 +322,9 @@ async def test_adds_of_a_record_are_seen_by_those_who_watch_for_adds(store: Stor
         def note(self, block: Block) -> None:
             self.seen.append(block.ledger_id)
 
+        def note_forget(self, ledger_id: int) -> None:
+            raise AssertionError(ledger_id)
+
     watch = Watch()
     store.engine.add_watches.add(watch)
     store.engine.eviction_candidates.update({1, 2, 3})
