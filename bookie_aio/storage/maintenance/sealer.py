@@ -133,8 +133,8 @@ class SegmentSealer:
                     continue
                 self._unsealed.remove(segment)
                 await self._release_pages(segment)
-            useless, self._useless = self._useless, []
-            await remove_files(self._disk, useless)
+            await remove_files(self._disk, self._useless)
+            self._useless = []
         self._on_sealed()
         if full:
             raise next(iter(full.values()))

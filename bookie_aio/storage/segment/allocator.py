@@ -29,6 +29,7 @@ from bookie_aio.storage.segment.files import (
     cut_file,
     give_up_segment,
     reuse_file,
+    settle_name,
 )
 from metadata.errors import CorruptRecordError, DiskFullError, StorageError
 
@@ -305,14 +306,21 @@ class SegmentAllocator:
         disk, file_cache = self._disk, self._segments.file_cache
         spare = self._spares.pop(0)
         path = os.path.join(*spare)
+
+        async def reuse(header: form.SegmentHeader) -> Segment:
+            try:
+                segment = await reuse_file(disk, file, path, header, file_cache)
+            except DiskFullError:  # The spare file is still there.
+                self._spares.insert(0, spare)
+                raise
+            return await settle_name(disk, segment)
+
         try:
             file = await disk.open(path)
         except DiskFullError:  # No file descriptors; the spare file is still there.
             self._spares.insert(0, spare)
             raise
-        return await self._named(
-            self._spare_bytes, lambda header: reuse_file(disk, file, path, header, file_cache)
-        )
+        return await self._named(self._spare_bytes, reuse)
 
     async def _create(self, capacity: int) -> Segment:
         error = DiskFullError("no data directory")
@@ -351,7 +359,11 @@ class SegmentAllocator:
         # made later.
         capacity, self._reserve_bytes = self._reserve_bytes, 0
         file = await disk.open(path)
-        segment = await self._named(capacity, lambda header: reuse_file(disk, file, path, header, file_cache))
+
+        async def reuse(header: form.SegmentHeader) -> Segment:
+            return await settle_name(disk, await reuse_file(disk, file, path, header, file_cache))
+
+        segment = await self._named(capacity, reuse)
         segment.is_reused = False
         self._set_ready(segment)
 

@@ -59,7 +59,7 @@ async def reuse_file(
     """Turn an open spare file, or the reserve, into a segment; this takes no space.
 
     The header, with a new generation, is durable before the file gets its name. So nothing of the file's
-    earlier life is ever taken for a group of the segment.
+    earlier life is ever taken for a group of the segment. The name is durable after `settle_name`.
 
     Raises:
         DiskFullError: no space to rewrite the header; the file is closed, and keeps its name.
@@ -72,12 +72,29 @@ async def reuse_file(
         await file.write([form.encode_segment_header(header)], 0)
         await file.sync()
         await disk.rename(path, os.path.join(directory, form.segment_name(header.segment_id)))
-        await disk.sync_directory(directory)
     except DiskFullError:  # for instance on a copy-on-write file system
         file.close()
         raise
     segment = Segment(directory, header, file_cache, file)
     segment.is_reused = True
+    return segment
+
+
+async def settle_name(disk: Disk, segment: Segment) -> Segment:
+    """Make the name of a reused file durable, and return its segment.
+
+    The file is removed where that fails. Under its old name it might be made another segment: a power cut
+    could then leave it with this segment's name and the other one's header.
+
+    Raises:
+        DiskFullError: no space, or no file descriptor; nothing is left behind.
+    """
+    try:
+        await disk.sync_directory(segment.directory)
+    except DiskFullError:
+        await segment.close()
+        await disk.unlink(segment.path)
+        raise
     return segment
 
 
@@ -106,7 +123,13 @@ async def give_up_segment(disk: Disk, segment: Segment, *, keep_as_spare: bool) 
     else:
         await disk.rename(segment.path, os.path.join(segment.directory, spare))
     await segment.close()  # A read under way may have opened the file again.
-    await disk.sync_directory(segment.directory)
+    try:
+        await disk.sync_directory(segment.directory)
+    except DiskFullError as error:
+        # Without a file descriptor nothing was tried, and nobody waits for it: what a power cut brings back,
+        # the next start removes.
+        if error.is_of_space:
+            raise
     return spare
 
 
