@@ -18,6 +18,7 @@ removes. The journal keeps the rule for writes to segments by itself.
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from metadata.errors import DiskFailedError, StorageError
@@ -66,6 +67,19 @@ class StorageHealth:
         self.error = error
         self._listener.storage_failed(error)
 
+    def watch(self, task: asyncio.Task[None], what: str) -> None:
+        """Stop for good if somebody cancels a task of the storage, which its owner never does.
+
+        A thread may still be at work on the task's last step. So nobody knows what the step has left, nor
+        whether a sync in it has failed.
+        """
+
+        def ended(task: asyncio.Task[None]) -> None:
+            if task.cancelled():
+                self.fail(DiskFailedError(f"{what} was cancelled"), what)
+
+        task.add_done_callback(ended)
+
     def lose_data_of_any_ledger(self) -> None:
         """Tell that data was lost that may concern any ledger, fences included (rule 4).
 
@@ -98,9 +112,18 @@ class FailStopDisk:
         try:
             return await change(*paths)
         except DiskFailedError as error:
-            if self._health.error is None:
-                self._error = self._error or error
+            self._note(error)
             raise
+
+    def _note_sync(self, syncing: asyncio.Future[None]) -> None:
+        if syncing.cancelled():  # its thread may find a failure, which nobody is told of
+            self._note(DiskFailedError("a sync of a directory was cancelled"))
+        else:
+            self._note(syncing.exception())
+
+    def _note(self, error: BaseException | None) -> None:
+        if isinstance(error, DiskFailedError) and self._health.error is None:
+            self._error = self._error or error
 
     async def create(self, path: str) -> File:
         """See `Disk`."""
@@ -120,7 +143,11 @@ class FailStopDisk:
 
     async def sync_directory(self, path: str) -> None:
         """See `Disk`."""
-        await self._change(self._disk.sync_directory, path)
+        self._check()
+        # In a task of its own: a failure counts also where the one who waits for the sync is cancelled.
+        syncing = asyncio.ensure_future(self._disk.sync_directory(path))
+        syncing.add_done_callback(self._note_sync)
+        await asyncio.shield(syncing)
         # Rule 2: if another sync failed meanwhile, this one proves nothing of the names that it was to sync.
         self._check()
 

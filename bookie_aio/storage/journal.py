@@ -192,7 +192,7 @@ class Journal:
 
         Args:
             short_sync_s: see `SyncGuard`.
-            on_group: a group is durable.
+            on_group: a group is durable. If it raises, it has called none of the group's `Done`s.
             on_dropped: these records will not be written: there was no space, or the disk failed.
             on_rolled: nothing more will be written to this segment.
             witness: claims each group once it is durable, before the group's records are acknowledged.
@@ -392,14 +392,15 @@ class Journal:
         self._number += 1
         self._offset = group.offset + group.size
         group.segment.end = self._offset
-        # The disk is busy again before this group is indexed and acknowledged.
-        self.launch()
         try:
+            # The disk is busy again before this group is indexed and acknowledged.
+            self.launch()
             self._on_group(group)
         except Exception as broken:
             # Rule 3: no group may be indexed behind a durable group that is not.
             error = DiskFailedError(f"a durable group could not be indexed: {broken!r}")
             self._health.fail(error, "indexing a group")
+            self._on_dropped(group.records, error)  # `stop` knows nothing of them any more
             raise
 
     def stop(self) -> list[Record]:

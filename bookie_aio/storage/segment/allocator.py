@@ -244,6 +244,7 @@ class SegmentAllocator:
     def _run(self, work: Callable[[], Awaitable[None]]) -> None:
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._guard(work))
+            self._health.watch(self._task, "the preparation of a segment")
 
     async def _guard(self, work: Callable[[], Awaitable[None]]) -> None:
         try:

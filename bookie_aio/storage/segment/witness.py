@@ -266,6 +266,7 @@ class WitnessFiles:
     def _sync_soon(self) -> None:
         if self._task is None and self._health.error is None and not self._is_closed:
             self._task = asyncio.get_running_loop().create_task(self._sync_guarded())
+            self._health.watch(self._task, "a sync of the witness")
 
     async def _sync_guarded(self) -> None:
         try:

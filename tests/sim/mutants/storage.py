@@ -7,6 +7,7 @@ from tests.sim.mutants.planting import Edit, Mutant
 _POWER = ("power-cuts", "rolling-restarts", "chaos", "disk-faults")
 _HANDLERS = "bookie_aio.server.handlers"
 _RECOVERY = "bookie_aio.storage.crash_recovery:CrashRecovery"
+_ABANDONED = "tests/bookie_aio/storage/test_storage_abandoned.py"
 _WITNESS = "tests/bookie_aio/storage/test_storage_witness.py"
 
 MUTANTS = [
@@ -245,5 +246,45 @@ MUTANTS = [
               "latency.counts[bisect_left(latency.bounds, taken_s)] += count",
               "latency.counts[bisect_left(latency.bounds, taken_s)] += 1"),),
         ("chaos", "split-brain"),
+    ),
+    Mutant(
+        400, "who waits for a durable group that cannot be indexed waits for ever",
+        (Edit("bookie_aio.storage.journal:Journal._written",
+              "self._on_dropped(group.records, error)", "pass"),),
+        tests=(_ABANDONED, "-k", "leaves_nobody_waiting"),
+    ),
+    Mutant(
+        401, "a durable group is left out where the group behind it cannot be written",
+        (Edit("bookie_aio.storage.journal:Journal._written",
+              "group.segment.end = self._offset\n", "group.segment.end = self._offset\n    self.launch()\n"),
+         Edit("bookie_aio.storage.journal:Journal._written",
+              "self.launch()\n        self._on_group(group)", "self._on_group(group)")),
+        tests=(_ABANDONED, "-k", "leaves_nobody_waiting"),
+    ),
+    Mutant(
+        402, "a preparation of a segment that somebody cancels is under way for ever",
+        (Edit("bookie_aio.storage.segment.allocator:SegmentAllocator._run",
+              'self._health.watch(self._task, "the preparation of a segment")', "pass"),),
+        tests=(_ABANDONED, "-k", "preparation_that_somebody_cancels"),
+    ),
+    Mutant(
+        403, "a failed sync of a directory is forgotten where nobody waits for it",
+        (Edit("bookie_aio.storage.health:FailStopDisk.sync_directory",
+              "await asyncio.shield(syncing)", "await syncing"),
+         Edit("bookie_aio.storage.health:FailStopDisk._note_sync",
+              'self._note(DiskFailedError("a sync of a directory was cancelled"))', "return")),
+        tests=(_ABANDONED, "-k", "nobody_waits_for_it"),
+    ),
+    Mutant(
+        404, "a spare file that cannot be used now is forgotten",
+        (Edit("bookie_aio.storage.segment.allocator:SegmentAllocator._reuse_spare",
+              "self._spares.insert(0, spare)\n            raise\n        return await settle_name",
+              "raise\n        return await settle_name"),),
+        tests=(_ABANDONED, "-k", "not_forgotten"),
+    ),
+    Mutant(
+        405, "what is forgotten while it is copied counts again",
+        (Edit("bookie_aio.storage.engine:Engine.append_forget", "watch.note_forget(ledger_id)", "pass"),),
+        tests=("tests/bookie_aio/storage/test_storage_compactor.py", "-k", "counts_no_more"),
     ),
 ]  # fmt: skip
