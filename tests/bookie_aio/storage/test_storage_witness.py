@@ -382,10 +382,13 @@ async def test_each_acknowledged_group_is_claimed(tmp_path: Path) -> None:
     store = await Store.open(tmp_path / "b")
     for entry in range(20):
         await store.add(make_block(1, entry, [b"x" * 100]))
+        segment = store.engine._journal.segment
+        acknowledged = segment.segment_id, segment.header.generation, segment.end
         data = (tmp_path / "b" / form.WITNESS).read_bytes()
         claim = witness.parse_page(witness.GROUPS_PAGE, data)
-        segment = store.engine._journal.segment
-        assert claim[2:] == (segment.segment_id, segment.header.generation, segment.end)
+        # The thread may have claimed a later group by now: one that shows where the end was.
+        assert claim[2:4] == acknowledged[:2]
+        assert claim[4] >= acknowledged[2]
     held = parse_checkpoint((tmp_path / "b" / form.CHECKPOINT).read_bytes())
     page = witness.parse_page(witness.CHECKPOINTS_PAGE, data[witness.PAGE_BYTES :])
     assert page.checkpoint == held.number > 0

@@ -246,7 +246,7 @@ MUTANTS = [
     ),
     Mutant(
         278, "a repair names a bookie although it was ordered to leave meanwhile",
-        (Edit(f"{_REPAIR}._name", "self._lost, target, absent), guard", "self._lost, target, absent), None"),),
+        (Edit(f"{_REPAIR}._name", "target, absent), guard", "target, absent), None"),),
         tests=("tests/integration/test_lifecycle.py", "-k", "comes_late and False"),
         note="one compare-and-set has to be under way for longer than a whole drain",
     ),
