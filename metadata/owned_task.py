@@ -4,7 +4,8 @@ An application may cancel every task of its event loop: `asyncio.all_tasks()` at
 Test frameworks do so too. A task of ours that ends this way leaves callers waiting for what it would have
 done. `OwnedTask` starts it again.
 
-Also `for_each`, `in_order` and `unless`, whose tasks end with the call.
+Also `OwningLock`, whose work goes on without a cancelled caller, and `for_each`, `in_order` and `unless`,
+whose tasks end with the call.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import asyncio
 import itertools
 from collections import deque
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from metadata.errors import MetadataUnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterable
@@ -169,3 +172,44 @@ class OwnedTask:
         """Raise the exception with which the task has ended, if there is one."""
         if self.done() and not self._task.cancelled():
             self._task.result()
+
+
+class OwningLock(asyncio.Lock):
+    """A lock that runs work in a task of its own, and holds itself until that has ended.
+
+    A caller that is cancelled leaves the work running: it is not half done, and its error is not lost on the
+    way to whoever counts it. One that is cancelled while it waits for the lock leaves nothing behind.
+    """
+
+    _work: asyncio.Task[Any] | None = None
+    _is_closed = False
+
+    async def run(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run some work under the lock, and raise its error. It must not take the lock itself.
+
+        Raises:
+            MetadataUnavailableError: somebody else has cancelled its task, or `end` was called before.
+        """
+        await self.acquire()
+        if self._is_closed:
+            self.release()
+            raise MetadataUnavailableError("the work was not begun: its owner is closing")
+        task = self._work = asyncio.create_task(work())
+        task.add_done_callback(self._ended)
+        await asyncio.wait([task])
+        if task.cancelled():
+            raise MetadataUnavailableError("the work was cancelled before it had ended")
+        task.result()
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._work = None
+        self.release()
+        if not task.cancelled():
+            task.exception()  # retrieved: the caller may be gone
+
+    async def end(self) -> None:
+        """Cancel the work that runs, and wait for its end; no other begins."""
+        self._is_closed = True
+        if self._work is not None:
+            self._work.cancel()
+            await asyncio.wait([self._work])

@@ -66,6 +66,7 @@ from metadata.errors import (
     is_unforeseen,
 )
 from metadata.ids import KEY_AGES, KEY_SET_BACKS, age_key, available_key
+from metadata.owned_task import OwningLock
 
 if TYPE_CHECKING:
     import random
@@ -112,7 +113,8 @@ class BookieAge:
         self._events: tuple[SetBack, ...] = ()
         self._engine: Engine | None = None
         self._groups_covered = -1
-        self._lock = asyncio.Lock()  # one change of the files and of the store's record at a time
+        self._lock = OwningLock()  # one change of the files and of the store's record at a time
+        self._is_judging = False  # from the beginning of a judgement of the events until its end is kept
         self._tasks: list[asyncio.Task[None]] = []
         self._on_replaced: Callable[[StorageError], None] = _ignore
         self._is_told = False  # of a full disk
@@ -252,6 +254,7 @@ class BookieAge:
                 before it is there, it would look like a store that was set back.
         """
         assert self._engine is not None
+        self._is_judging = True
         for _ in range(_CONFLICTS_MAX):
             await self._store.sync(KEY_SET_BACKS)
             found = await SetBacks.read(self._store)
@@ -292,6 +295,7 @@ class BookieAge:
             after = replace(after, set_backs=before.set_backs)
             self._warn("the marks of a set-back cannot be written", error)
         await self._write_or_keep(after)  # kept only: the next start finds the events new once more
+        self._is_judging = False
         if after.doubt and after.doubt != before.doubt:
             self._tell_of_doubt(counter)
         elif before.doubt and not after.doubt:
@@ -339,10 +343,9 @@ class BookieAge:
         """
         async with self._lock:
             events = (await SetBacks.read(self._store)).events
-            is_unfinished = self._file.has_lost or any(
-                event.token not in self._file.set_backs for event in events
-            )
-            if events != self._events or is_unfinished:
+            is_unfinished = self._is_judging or self._file.has_lost
+            is_new = any(event.token not in self._file.set_backs for event in events)
+            if events != self._events or is_new or is_unfinished:
                 await self._judge_ids()
 
     def _tell_of_doubt(self, counter: int) -> None:
@@ -370,11 +373,11 @@ class BookieAge:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if not self._tasks or self._engine is None or not self._engine.has_room:
-            return
-        with suppress(MetadataError, StorageError, TimeoutError):
-            async with asyncio.timeout(self._config.age_interval_s):
-                await self.raise_if_written()
+        if self._tasks and self._engine is not None and self._engine.has_room:
+            with suppress(MetadataError, StorageError, TimeoutError):
+                async with asyncio.timeout(self._config.age_interval_s):
+                    await self.raise_if_written()
+        await self._lock.end()
 
     async def raise_if_written(self) -> None:
         """Raise the age if anything was written since it was last raised.
@@ -402,7 +405,7 @@ class BookieAge:
                 self._tell_once("the age of this bookie cannot be written", error)
                 return
             self._is_told = False
-        is_behind = False
+        is_behind = self._file.is_ahead  # an earlier call raised the age, and could not tell of it
         for _ in range(_CONFLICTS_MAX):
             stored, version = await self._read_stored()
             standing = compare_ages(self._file, stored)
@@ -430,22 +433,29 @@ class BookieAge:
     async def check(self) -> None:
         """Prove that the store is no copy from before the age was last raised.
 
+        A request that is cancelled in here does not interrupt it. What an error interrupted is finished.
+
         Raises:
             MetadataSetBackError: it is one; the events say so by now.
             MetadataError: the metadata store cannot be reached.
         """
-        async with self._lock:
+
+        async def compare() -> None:
             stored, _ = await self._read_stored()
             standing = compare_ages(self._file, stored)
             if standing in (Standing.OLDER, Standing.FORKED):
                 raise self._replaced()
-            if standing is Standing.AHEAD or (stored is None and self._file.number):
+            if self._file.is_ahead or standing is Standing.AHEAD or (stored is None and self._file.number):
                 # The age is raised with it, or each further look would find a set-back once more.
                 assert self._engine is not None
                 await self._raise(self._engine.counts.groups)
                 await self._write_or_keep(replace(self._file, is_ahead=True))  # on a full disk
                 await self._judge_ids()
                 raise MetadataSetBackError("the metadata store was set back to an older copy")
+            if self._is_judging:
+                await self._judge_ids()
+
+        await self._lock.run(compare)
 
     def _replaced(self) -> CookieMismatchError:
         error = CookieMismatchError(
@@ -467,8 +477,7 @@ class BookieAge:
         """
         counter = await self._store.ids_drawn(LEDGER_SEQUENCE)
         if counter < self._file.ids_known:
-            async with self._lock:
-                await self._judge_ids()
+            await self._lock.run(self._judge_ids)
         elif counter > self._file.ids_known:
             self._file = replace(self._file, ids_known=counter)
         return self._file.ids_known

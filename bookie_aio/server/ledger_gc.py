@@ -171,6 +171,7 @@ class LedgerGarbageCollector:
             await self.check_cluster()
             await self._age.check()
             await self._end_marks(mark, gone)
+            below = max(below, self._age.unanswered_below)
             await self._fold([(max(first, below), last) for first, last in gone if last >= below])
         else:
             self._gone = IdRanges()

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from metadata.owned_task import OwnedTask, for_each, in_order, unless
+from metadata.errors import MetadataUnavailableError
+from metadata.owned_task import OwnedTask, OwningLock, for_each, in_order, unless
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -238,3 +239,40 @@ async def test_work_is_cancelled_when_the_event_comes_first() -> None:
     assert await unless(event.wait(), work(1)) == "done"
     assert await unless(event.wait(), work(None)) is None
     assert ended.is_set()
+
+
+async def test_work_under_an_owning_lock_goes_on_when_its_caller_is_cancelled() -> None:
+    lock, done, begun, goes_on = OwningLock(), [], asyncio.Event(), asyncio.Event()
+
+    async def work() -> None:
+        begun.set()
+        await goes_on.wait()
+        done.append("the work")
+        raise ValueError("an error that nobody awaits")
+
+    callers = [asyncio.create_task(lock.run(work)) for _ in range(3)]
+    await begun.wait()
+    for caller in callers:
+        caller.cancel()
+    await asyncio.wait(callers)
+    goes_on.set()
+    async with lock:
+        assert done == ["the work"]  # that of callers which were still waiting has not begun
+    with pytest.raises(ValueError, match="nobody awaits"):
+        await lock.run(work)
+
+
+async def test_an_owning_lock_that_was_ended_runs_nothing_more() -> None:
+    lock, begun = OwningLock(), asyncio.Event()
+
+    async def work() -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    callers = [asyncio.create_task(lock.run(work)) for _ in range(2)]
+    await begun.wait()
+    await lock.end()
+    for caller in callers:
+        with pytest.raises(MetadataUnavailableError):
+            await caller
+    assert not lock.locked()

@@ -10,11 +10,21 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bookie_aio.storage.journal import when_durable
-from bookie_aio.wire.messages import NO_TERM, AddFlag, Read, ReadAnswer, ReadLac, ReadLacAnswer, Status, Stop
+from bookie_aio.wire.messages import (
+    NO_TERM,
+    AddFlag,
+    Delete,
+    Read,
+    ReadAnswer,
+    ReadLac,
+    ReadLacAnswer,
+    Status,
+    Stop,
+)
 from metadata.access.bookies import SetBack, SetBacks
 from metadata.access.ledgers import LedgerStore
-from metadata.errors import DiskFullError, MetadataSetBackError
-from metadata.ids import TERM_FINAL
+from metadata.errors import DiskFullError, MetadataSetBackError, MetadataUnavailableError
+from metadata.ids import KEY_SET_BACKS, TERM_FINAL, age_key
 from metadata.model.ledger import LedgerMetadata, UnboundedRecord
 from tests.bookie_aio.server.test_server_age import (
     SIZES,
@@ -22,13 +32,17 @@ from tests.bookie_aio.server.test_server_age import (
     copy_of,
     draw,
     fresh,
+    held,
     make,
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from bookie_aio.core.healing import Owed
     from bookie_aio.server.bookie import Bookie
     from bookie_aio.storage.engine import Engine
+    from metadata.backends.memory import MemoryMetadataStore
     from tests.bookie_aio.server.conftest import Bookies
     from tests.support.rawclient import RawClient
 
@@ -290,3 +304,111 @@ async def test_an_event_that_comes_while_a_sweep_reads_metadata_keeps_what_it_wo
     await gc.sweep()
     assert (engine.last_entry(ledger), gc.forgotten) == (0, 0)
     assert await are_marked(client, ledger) == [what == "ended"]
+
+
+async def set_back_under_a_running_bookie(
+    bookies: Bookies, *, is_raised: bool = True
+) -> tuple[Bookie, MemoryMetadataStore, int]:
+    """Return the bookie, its store, and a ledger that the store does not have any more.
+
+    Where it is not raised, the bookie's age is the copy's.
+    """
+    store = bookies.store()
+    bookie = await bookies.start(store=store, sweep_interval_s=3600.0, age_interval_s=3600.0)
+    client = await bookies.connect(bookie)
+    ids = await draw(bookies, 32)  # one block: the counter does not change with the ledgers made from it
+    await make(bookies, client, ids[0])
+    await bookie.age.raise_if_written()
+    older = copy_of(bookies.tree)
+    late = ids[1] if is_raised else (await draw(bookies, 1)).start
+    await make(bookies, client, late)
+    if is_raised:
+        await bookie.age.raise_if_written()
+    store.tree = bookies.tree = older
+    return bookie, store, late
+
+
+def lose_answer_once(
+    monkeypatch: pytest.MonkeyPatch, store: MemoryMetadataStore, name: str, matches: Callable[..., bool]
+) -> None:
+    """Let one call of a store take effect, and its answer be lost."""
+    call, are_lost = getattr(store, name), [True]
+
+    async def answer(*args: object, **more: object) -> object:
+        answered = await call(*args, **more)
+        if are_lost and matches(*args, **more):
+            are_lost.clear()
+            raise MetadataUnavailableError("the test says that the answer was lost")
+        return answered
+
+    monkeypatch.setattr(store, name, answer)
+
+
+@pytest.mark.parametrize("is_raised_again", [False, True])
+@pytest.mark.parametrize("lost", ["age", "event"])
+async def test_a_set_back_is_not_forgotten_with_a_lost_answer(
+    fresh: Bookies, monkeypatch: pytest.MonkeyPatch, lost: str, is_raised_again: bool
+) -> None:
+    """The age is raised by then, so the next look finds it as it was intended."""
+    bookie, store, late = await set_back_under_a_running_bookie(fresh)
+    if lost == "age":
+        lose_answer_once(monkeypatch, store, "compare_and_set", lambda key, *_, **__: key == age_key("b1"))
+    else:
+        lose_answer_once(monkeypatch, store, "sync", lambda key: key == KEY_SET_BACKS)
+    with pytest.raises(MetadataUnavailableError):
+        await bookie.age.check()
+    if is_raised_again:
+        with pytest.raises(MetadataSetBackError):
+            await bookie.age.raise_if_written()
+    client = await fresh.connect(bookie)
+    assert (await client.call(Delete(late))).status is Status.INTERNAL_ERROR
+    assert late in await held(client)
+    assert bookie.age.in_doubt_below > late
+    await bookie.age.check()
+    assert len((await SetBacks.read(fresh.store())).events) == 1
+
+
+async def test_a_counter_that_fell_is_not_forgotten_with_a_lost_answer(
+    fresh: Bookies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bookie has raised the counter by then, and its age is that of the copy."""
+    bookie, store, late = await set_back_under_a_running_bookie(fresh, is_raised=False)
+    lose_answer_once(monkeypatch, store, "ids_drawn", lambda _, least=0: least > 0)
+    with pytest.raises(MetadataUnavailableError):
+        await bookie.age.learn_ids()
+    assert await bookie.age.learn_ids() > late
+    client = await fresh.connect(bookie)
+    assert (await client.call(Delete(late))).status is Status.INTERNAL_ERROR
+    assert late in await held(client)
+    assert bookie.age.in_doubt_below > late
+    assert len((await SetBacks.read(fresh.store())).events) == 1
+
+
+async def test_a_request_that_is_cancelled_does_not_interrupt_the_judgement(
+    fresh: Bookies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bookie, store, late = await set_back_under_a_running_bookie(fresh)
+    client = await fresh.connect(bookie)
+    compare_and_set: Callable[..., Awaitable[object]] = store.compare_and_set
+    arrived, goes_on = asyncio.Event(), asyncio.Event()
+
+    async def set_late(key: str, *args: object, **more: object) -> object:
+        made = await compare_and_set(key, *args, **more)
+        if key == age_key("b1"):
+            arrived.set()
+            await goes_on.wait()
+        return made
+
+    monkeypatch.setattr(store, "compare_and_set", set_late)
+    client.send(Delete(late))
+    await asyncio.wait_for(arrived.wait(), WAIT_S)
+    lost = [connection.lost for connection in bookie._connections]
+    await client.close()
+    await asyncio.wait(lost, timeout=WAIT_S, return_when=asyncio.FIRST_COMPLETED)
+    assert not bookie.age.in_doubt_below
+    goes_on.set()
+    async with bookie.age._lock:
+        assert bookie.age.in_doubt_below > late
+    client = await fresh.connect(bookie)
+    assert (await client.call(Delete(late))).status is Status.INTERNAL_ERROR
+    assert late in await held(client)

@@ -389,6 +389,26 @@ MUTANTS = [
         tests=("tests/bookie_aio/core/test_age.py", "-k", "never_had"),
     ),
     Mutant(
+        420, "a set-back that was found is forgotten with the answer of the store",
+        (Edit("bookie_aio.server.age:BookieAge._raise",
+              "is_behind = self._file.is_ahead", "is_behind = False"),
+         Edit("bookie_aio.server.age:BookieAge.check", "if self._file.is_ahead or ", "if ")),
+        tests=("tests/bookie_aio/server/test_server_set_back.py", "-k", "set_back_is_not_forgotten"),
+    ),
+    Mutant(
+        421, "a judgement that a lost answer interrupted counts as ended",
+        (Edit("bookie_aio.server.age:BookieAge._judge_ids", "self._is_judging = True", "pass"),),
+        tests=("tests/bookie_aio/server/test_server_set_back.py", "-k", "counter_that_fell"),
+    ),
+    Mutant(
+        422, "a request that is cancelled interrupts the judgement of a set-back",
+        (Edit("metadata.owned_task:OwningLock.run",
+              "await asyncio.wait([task])",
+              "try:\n        await asyncio.shield(task)\n"
+              "    except asyncio.CancelledError:\n        task.cancel()\n        raise"),),
+        tests=("tests/bookie_aio/server/test_server_set_back.py", "-k", "request_that_is_cancelled"),
+    ),
+    Mutant(
         375, "a record is a gap though a bookie that may have it did not answer",
         (Edit("client_aio.log.gaps:_lost_entry", " or error.is_unanswered", ""),),
         tests=("tests/client_aio/test_client_gaps.py",),
