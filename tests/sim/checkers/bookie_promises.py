@@ -78,6 +78,10 @@ class Words:
                 self._history.ignore(ledger_id)
             self._created.add(ledger_id)
 
+    def floor_set_back(self, value: bytes | None) -> None:
+        """Note the floor of a copy of the metadata that was put in their place; None: it has none."""
+        self._floor = json.loads(value)["floor"] if value is not None else 0
+
     def is_late(self, ledger_id: int) -> bool:
         """Return whether the ledger was created below the id floor."""
         return ledger_id in self._late

@@ -79,6 +79,10 @@ class TreeCopy:
     """Incarnation, value, number of changes and writers, by key."""
     counters: dict[str, int]
 
+    def value(self, key: str) -> bytes | None:
+        """Return a key's value; None where it has none."""
+        return self.nodes[key][1] if key in self.nodes else None
+
     def has_same(self, key: str, other: TreeCopy) -> bool:
         """Return whether a key has the same value in both."""
         return self.nodes.get(key) == other.nodes.get(key)

@@ -4,7 +4,7 @@ Owns the kind `metadata_set_back`, and its consequences for the history.
 
 - A copy is taken, and put back after `lasts`. All sessions end. All clients end, as programs do whose store
   was away for long; the plan has others for afterwards. The bookies are started again. They go on where
-  `amount` is below 0.2.
+  `amount` is above 0.95. The id floor is that of the copy.
 - A ledger whose metadata are not as in the copy is *of before*. Nobody is to read it now. Its bookies have to
   keep it, since the newest metadata may come back.
 - A ledger of before that no bookie has answered for is forgotten: nothing can tell that its id is taken.
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from metadata.ids import ledger_key
+from metadata.ids import KEY_ID_FLOOR, ledger_key
 from metadata.model.ledger import LedgerMetadata
 from tests.sim.faults.kinds import kind
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tests.sim.simulation import Simulation
 
 KIND = "metadata_set_back"
-_GOES_ON_BELOW = 0.2
+_GOES_ON_ABOVE = 0.95
 _BACK_AFTER_S = 0.2
 
 
@@ -58,9 +58,10 @@ def _set_back(simulation: Simulation, fault: Fault, older: TreeCopy) -> None:
         del history.ledgers[ledger_id]
     simulation.forget_ledgers(unheard_of)
     tree.set_back(older)
+    history.words.floor_set_back(older.value(KEY_ID_FLOOR))
     history.note("fault", fault.kind, f"the metadata are as they were at {fault.at:.3f} s")
     simulation.stats[fault.kind] += 1
-    if fault.amount >= _GOES_ON_BELOW:
+    if fault.amount <= _GOES_ON_ABOVE:
         for number, name in enumerate(simulation.plan.bookies):
             back_after = _BACK_AFTER_S * (1 + number * simulation.fault_rng.random())
             simulation.stop_bookie(name, has_power=True, back_after=back_after)
@@ -78,6 +79,7 @@ def _put_newest_back(simulation: Simulation, newest: TreeCopy, unheard_of: set[i
     """Put the newest metadata back: what was made on the older ones is gone."""
     history = simulation.history
     simulation.tree.set_back(newest)
+    history.words.floor_set_back(newest.value(KEY_ID_FLOOR))
     history.note("phase", "the newest metadata are back")
     for name in simulation.plan.bookies:
         simulation.stop_bookie(name, has_power=True, back_after=None)
