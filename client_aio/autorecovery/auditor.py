@@ -237,7 +237,7 @@ class Auditor:
         listed: list[int] = []
         async for ledger_id in self._context.ledgers.ledger_ids(sync=True):
             listed.append(ledger_id)
-            if ledger_id not in self.index:
+            if ledger_id not in self.index or ledger_id in self._unreadable:
                 wanted.append(ledger_id)
             if len(wanted) >= _READ_AHEAD:
                 await self._read_all(wanted)
@@ -285,18 +285,23 @@ class Auditor:
             self._drop(ledger_id)
             return
         except MetadataCorruptError as error:
-            if ledger_id not in self._unreadable:
-                logger.error("ledger=%d cannot be audited: %s", ledger_id, error)
-            self._unreadable.add(ledger_id)
+            self._note_unreadable(ledger_id, error)
             return
-        self._unreadable.discard(ledger_id)
         if metadata.is_unbounded:
             self._versions[ledger_id] = version
         was_known, was_growing = ledger_id in self.index, ledger_id in self.index.growing
+        was_unreadable = ledger_id in self._unreadable
+        self._unreadable.discard(ledger_id)
         self._is_dirty |= self.index.note(ledger_id, layout)
-        if metadata.is_closed and (was_growing or (self.record.passes and not was_known)):
-            # It may have been written, or closed, below E or at its ack quorum.
+        if metadata.is_closed and (was_growing or was_unreadable or (self.record.passes and not was_known)):
+            # It may have been written, or closed, below E or at its ack quorum. Or its check had no metadata.
             self._checks.add(ledger_id, self._loop.time() + self._config.lost_bookie_delay_s)
+
+    def _note_unreadable(self, ledger_id: int, error: MetadataCorruptError) -> None:
+        if ledger_id not in self._unreadable:
+            logger.error("ledger=%d cannot be audited: %s", ledger_id, error)
+        self._unreadable.add(ledger_id)
+        self._versions.pop(ledger_id, None)  # Its pages are read again.
 
     def _drop(self, ledger_id: int) -> None:
         self.index.drop(ledger_id)
@@ -525,6 +530,8 @@ class Auditor:
                 await self._check(ledger_id)
             except NoSuchLedgerError:
                 self._drop(ledger_id)
+            except MetadataCorruptError as error:
+                self._note_unreadable(ledger_id, error)  # a pass reads it again
             left.discard(ledger_id)  # it may be due twice
 
         try:

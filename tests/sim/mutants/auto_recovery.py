@@ -158,6 +158,12 @@ MUTANTS = [
         tests=("tests/integration/test_autorecovery.py", "-k", "only_a_check"),
     ),
     Mutant(
+        456, "a ledger whose metadata do not parse fails the checks of the others",
+        (Edit(f"{_AUDITOR}._check_due", "except MetadataCorruptError as error:",
+              "except ZeroDivisionError as error:"),),
+        tests=("tests/integration/test_auditor.py", "-k", "do_not_parse"),
+    ),
+    Mutant(
         362, "all workers of a host work at once",
         (Edit(f"{_WORKER}._waits_for_others",
               "len(locked - {ref.ledger_id}) >= self._workers_at_once and not is_urgent(ref)", "False"),),

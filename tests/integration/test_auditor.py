@@ -1,0 +1,43 @@
+"""The auditor's checks and its record, step by step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import client_aio
+from client_aio.autorecovery.auditor import Auditor
+from client_aio.config import AutoRecoveryConfig
+from metadata.ids import ledger_key
+from tests.integration.test_autorecovery import QUICK, written
+
+if TYPE_CHECKING:
+    from tests.support.cluster import Cluster
+
+
+async def begun(client: client_aio.Client, **config: float) -> Auditor:
+    """Give an auditor that has read all ledgers, and whose bookies have all just come back."""
+    auditor = Auditor(client._context, AutoRecoveryConfig(**{**QUICK, **config}), "a")
+    await auditor._pass(0.0)
+    for _ in range(3):
+        await auditor._look(0.2)
+    assert sorted(auditor._settling) == ["b1", "b2", "b3"]
+    return auditor
+
+
+async def test_a_ledger_whose_metadata_do_not_parse_holds_up_no_other_check(cluster: Cluster) -> None:
+    async with client_aio.connect(cluster.uri) as client:
+        store = client._context.ledgers.store
+        ledger_ids = [await written(client, count=1) for _ in range(3)]
+        auditor = await begun(client)
+        key = ledger_key(ledger_ids[0])
+        intact, version = await store.read(key)
+        version = await store.compare_and_set(key, b"{}", version)
+        await auditor._check_due(0.0)
+        assert auditor.record.checked == 2
+        assert sorted(auditor.record.settled) == ["b1", "b2", "b3"]
+        await auditor._pass(0.0)
+        assert auditor.record.ledgers_unreadable == 1
+        await store.compare_and_set(key, intact, version)
+        await auditor._pass(0.0)
+        assert auditor.record.ledgers_unreadable == 0
+        assert len(auditor._checks) == 1, "it has its check now"
