@@ -10,6 +10,7 @@ The shell around `client_aio.core.audit`. Three tasks run while this process lea
 - *Checks* compare what bookies list with what they owe, at a bounded rate. A ledger is checked after it was
   closed, after a bookie of it came back or reported lost data, and once a day. So the seats
   that were never filled are found: those of ledgers that began below E, or were closed at the ack quorum.
+  A check in which a running bookie gave no answer is made again after it answers.
 - *Looks* notice the bookies that are gone for longer than the delay, and make the tasks.
 
 With a placement policy that has write sets span racks, a pass also notes the ledgers that one exchange of a
@@ -146,6 +147,7 @@ class Auditor:
         self._checks = Checks()
         self._back: dict[str, str] = {}  # bookies whose ledgers are to be checked, and what they drew
         self._settling: dict[str, tuple[float, str]] = {}  # when these checks began, and what they drew
+        self._silent: dict[str, set[int]] = {}  # the ledgers in whose checks a bookie gave no answer
         self._found: dict[int, tuple[int, dict[str, list[str]]]] = {}  # by checks, and no task yet
         self._refs: dict[int, TaskRef] = {}
         self._reasons: dict[int, dict[str, list[str]]] = {}  # those of the tasks that this auditor made
@@ -327,6 +329,7 @@ class Auditor:
         self.record = replace(self.record, settled=settled)
         # One that is away now is checked once more when it is back, maybe within the same start.
         self._settling = {name: one for name, one in self._settling.items() if name in running}
+        self._silent = {name: one for name, one in self._silent.items() if name in running}
         lost = self.states.lost
         if lost != self.record.lost:
             self._is_dirty = True
@@ -500,12 +503,23 @@ class Auditor:
             self._settling[bookie_id] = self._loop.time(), start
         self._back.clear()
 
+    def _check_those_missed(self, bookie_id: str) -> None:
+        """Check the ledgers again in whose checks a bookie gave no answer: it answers now.
+
+        Not at once: one that hangs again and again must not take the checks of others.
+        """
+        due = self._loop.time() + self._config.lost_bookie_delay_s
+        for ledger_id in self._silent.pop(bookie_id, ()):
+            self._checks.add(ledger_id, due)
+            if bookie_id in self._settling:
+                self._settling[bookie_id] = due, self._settling[bookie_id][1]
+
     def _settle(self) -> None:
         """Note the starts of bookies since when all ledgers were checked, and nothing waits for a task."""
         if not self._settling:
             return
         unsaid = {name for _, reasons in self._found.values() for names in reasons.values() for name in names}
-        unsaid |= self._failed.bookies_checked
+        unsaid |= self._failed.bookies_checked | self._silent.keys()
         first_due = self._checks.first_due
         done = [name for name, (at, _) in self._settling.items() if at < first_due and name not in unsaid]
         new = {name: self._settling.pop(name)[1] for name in done}
@@ -553,7 +567,7 @@ class Auditor:
         states = replica_states(await list_replicas(self._context, ledger_id))
         for one in states:
             if one.is_silent:
-                self._settling.pop(one.bookie_id, None)  # The next auditor asks it again.
+                self._silent.setdefault(one.bookie_id, set()).add(ledger_id)
         seats = seats_to_repair(states, (), (), marks_stay(metadata))
         bad = set(seats.in_place)
         if not bad:
@@ -601,6 +615,7 @@ class Auditor:
             except (BookKeeperError, *MALFORMED) as error:
                 logger.info("auditor=%s bookie=%s says nothing: %s", self._name, bookie_id, error)
                 continue
+            self._check_those_missed(bookie_id)
             if told != self._told.get(bookie_id) and (ledgers["damaged"] or ledgers["all_damaged"]):
                 logger.warning("auditor=%s bookie=%s lost data: %s", self._name, bookie_id, told)
                 self._check_ledgers_of(bookie_id)

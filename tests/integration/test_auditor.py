@@ -7,10 +7,14 @@ from typing import TYPE_CHECKING
 import client_aio
 from client_aio.autorecovery.auditor import Auditor
 from client_aio.config import AutoRecoveryConfig
+from metadata.errors import BookieUnavailableError
 from metadata.ids import ledger_key
-from tests.integration.test_autorecovery import QUICK, written
+from tests.integration.test_autorecovery import QUICK, until, written
 
 if TYPE_CHECKING:
+    import pytest
+
+    from client_aio.bookies.connection import BookieConnection
     from tests.support.cluster import Cluster
 
 
@@ -41,3 +45,34 @@ async def test_a_ledger_whose_metadata_do_not_parse_holds_up_no_other_check(clus
         await auditor._pass(0.0)
         assert auditor.record.ledgers_unreadable == 0
         assert len(auditor._checks) == 1, "it has its check now"
+
+
+async def test_a_check_that_met_silence_is_made_again_when_the_bookie_answers(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with client_aio.connect(cluster.uri) as client:
+        pool = client._context.pool
+        get_briefly = pool.get_briefly
+        await written(client, count=1, ensemble_size=3, write_quorum=3)
+        auditor = await begun(client, lost_bookie_delay_s=0.001)
+
+        async def hangs(bookie_id: str) -> BookieConnection:
+            if bookie_id == "b3":
+                raise BookieUnavailableError("it hangs", bookie_id=bookie_id)
+            return await get_briefly(bookie_id)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(pool, "get_briefly", hangs)
+            await auditor._check_due(0.0)
+        await auditor._check_due(0.0)
+        assert (auditor.record.checked, len(auditor._checks)) == (1, 0), "no check is spent on its silence"
+        assert sorted(auditor.record.settled) == ["b1", "b2"]
+        await auditor._ask_bookies(0.0)
+        await auditor._look(0.2)
+
+        async def are_settled() -> bool:
+            await auditor._check_due(0.0)
+            return sorted(auditor.record.settled) == ["b1", "b2", "b3"]
+
+        await until(are_settled)
+        assert auditor.record.checked == 2

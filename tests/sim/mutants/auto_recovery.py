@@ -164,6 +164,11 @@ MUTANTS = [
         tests=("tests/integration/test_auditor.py", "-k", "do_not_parse"),
     ),
     Mutant(
+        457, "a check in which a bookie gave no answer is not made again",
+        (Edit(f"{_AUDITOR}._check_those_missed", "self._checks.add(ledger_id, due)", "pass"),),
+        tests=("tests/integration/test_auditor.py", "-k", "met_silence"),
+    ),
+    Mutant(
         362, "all workers of a host work at once",
         (Edit(f"{_WORKER}._waits_for_others",
               "len(locked - {ref.ledger_id}) >= self._workers_at_once and not is_urgent(ref)", "False"),),
