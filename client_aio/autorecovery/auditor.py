@@ -21,8 +21,8 @@ Tasks that fail again and again give their places to others where they fill the 
 
 An election loses what is in memory. The record says which starts of bookies are settled, and whose turn to be
 checked came last. The next auditor begins anew for every other start (`client_aio.core.audit`). A ledger that
-was closed in between has its turn within a day. If it lacks copies since a bookie was away, that bookie's
-start is not settled.
+was closed shortly before, or in between, has its turn within a day. Bookies may be settled although they lack
+entries of it: checks that were made while it was open leave its last fragment out.
 
 Nothing here changes a ledger or a bookie.
 """
@@ -348,9 +348,10 @@ class Auditor:
 
     async def _write(self) -> bool:
         """Write the record where it has changed; return False where another auditor wrote at once."""
-        if self.record != self._written and await self._tasks.write_auditor(self.record):
-            self._written = self.record
-        return self.record == self._written
+        record = self.record  # It may change meanwhile.
+        if record != self._written and await self._tasks.write_auditor(record):
+            self._written = record
+        return record == self._written
 
     async def _reread_growing(self, lost: list[str]) -> None:
         """Read the open ledgers on lost bookies more often than others: their writers replace these bookies.
@@ -410,7 +411,7 @@ class Auditor:
         self.record = replace(self.record, waiting=self._waiting + len(self._failed.aside), aside=aside)
 
     def _find(self, ledger_id: int, copies: int, reasons: dict[str, list[str]]) -> None:
-        """Note what only a check knows of a ledger that has no task: it gets one."""
+        """Note what only a check knows of a ledger: its task is made, or gets these reasons, too."""
         if found := {reason: bookies for reason, bookies in reasons.items() if reason != REASON_LOST}:
             self._found[ledger_id] = (copies, found)
         self._is_dirty = True
@@ -422,8 +423,10 @@ class Auditor:
         know to lack entries are not settled. So no auditor that is killed here takes a ledger with it.
         """
         config, failed, now = self._config, self._failed, self._loop.time()
-        for ledger_id in [one for one in self._refs if one in failed.aside]:
-            failed.brought_back(ledger_id)  # Another auditor or a drain made its task.
+        for ledger_id, one in [(one, failed.aside[one]) for one in self._refs if one in failed.aside]:
+            # Another auditor or a drain made its task, maybe without these reasons.
+            self._find(ledger_id, one.copies, one.reasons)
+            failed.brought_back(ledger_id)
         room, fifth = config.tasks_max - len(self._refs), config.tasks_max // 5
         is_due = now >= self._round_at or len(self._refs) < fifth  # They are repaired, so there is no turn.
         if not is_due or not (room <= fifth or failed.aside):

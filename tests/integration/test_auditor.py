@@ -7,6 +7,14 @@ from typing import TYPE_CHECKING
 import client_aio
 from client_aio.autorecovery.auditor import Auditor
 from client_aio.config import AutoRecoveryConfig
+from metadata.access.repair_tasks import (
+    REASON_LEAVING,
+    REASON_MISSING,
+    AuditorRecord,
+    RepairTask,
+    RepairTasks,
+    TaskRef,
+)
 from metadata.errors import BookieUnavailableError
 from metadata.ids import ledger_key
 from tests.integration.test_autorecovery import QUICK, until, written
@@ -76,3 +84,44 @@ async def test_a_check_that_met_silence_is_made_again_when_the_bookie_answers(
 
         await until(are_settled)
         assert auditor.record.checked == 2
+
+
+async def test_a_change_of_the_record_while_it_is_written_is_written_next(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with client_aio.connect(cluster.uri) as client:
+        auditor = Auditor(client._context, AutoRecoveryConfig(**QUICK), "a")
+        tasks, write = auditor._tasks, auditor._tasks.write_auditor
+        auditor._begin(AuditorRecord(settled={"b1": "start"}))
+
+        async def write_beside_a_change(record: AuditorRecord) -> bool:
+            is_written = await write(record)
+            auditor._unsettle(["b1"])
+            return is_written
+
+        with monkeypatch.context() as patched:
+            patched.setattr(tasks, "write_auditor", write_beside_a_change)
+            assert await auditor._write()
+        assert (await tasks.auditor())[0].settled == {"b1": "start"}
+        assert await auditor._write()
+        assert (await tasks.auditor())[0].settled == {}
+
+
+async def test_a_task_that_a_drain_makes_of_a_ledger_set_aside_gets_the_reasons_of_its_former_task(
+    cluster: Cluster,
+) -> None:
+    async with client_aio.connect(cluster.uri) as client:
+        context = client._context
+        tasks = RepairTasks(context.ledgers.store)
+        auditor = Auditor(context, AutoRecoveryConfig(**QUICK), "a")
+        former = TaskRef(1, 7, context.draw_token())
+        auditor._failed.set_aside(former, RepairTask({REASON_MISSING: ["b2"]}, 0, attempts=3))
+        made = TaskRef(2, 7, context.draw_token())
+        await tasks.create(made, RepairTask({REASON_LEAVING: ["b3"]}, 0))
+        for _ in range(2):
+            await auditor._make_tasks([])
+        (ref,) = await tasks.refs()
+        assert (ref.copies, ref.ledger_id) == (1, 7)
+        assert (await tasks.read(ref))[0].reasons == {REASON_LEAVING: ["b3"], REASON_MISSING: ["b2"]}
+        assert not auditor._failed.aside
+        assert not auditor._found
