@@ -77,7 +77,7 @@ _RECOVERY_GRACE_S = 10.0
 _STEP_S = 0.3
 _NAMED_MAX = 10
 _TASKS_SHARE = 4
-"""A drain fills one in so many places of the table of tasks."""
+"""All drains together fill one in so many places of the table of tasks."""
 _CALL_TIMEOUT_S = 5.0
 _CONFIG = AutoRecoveryConfig()
 
@@ -364,7 +364,8 @@ class Drain:
         ties = plan.ties
         pace = Pace(self._loop.time(), len(ties))
         while True:
-            if (await Orders.read(self._store)).by_bookie.get(self._bookie_id) != self._given:
+            orders = await Orders.read(self._store)
+            if orders.by_bookie.get(self._bookie_id) != self._given:
                 raise self._cancelled()
             ties = await self._look_again(ties)
             now = self._loop.time()
@@ -374,7 +375,7 @@ class Drain:
                 if not ties:
                     return pace.done + pace.left
             pace.note(now, len(ties))
-            refs = await self._make_tasks(ties)
+            refs = await self._make_tasks(ties, await self._tasks.refs(), orders)
             await self._recover(ties)
             await self._hire()
             is_paused = await self._tasks.is_paused()
@@ -401,16 +402,15 @@ class Drain:
             )
         )
 
-    async def _make_tasks(self, ties: dict[int, Ties]) -> list[TaskRef]:
+    async def _make_tasks(self, ties: dict[int, Ties], refs: list[TaskRef], orders: Orders) -> list[TaskRef]:
         """Make the tasks that are not there, and return all tasks of the cluster."""
-        refs = await self._tasks.refs()
         with_task = {ref.ledger_id for ref in refs}
         moving = Ties.COPIES | Ties.ABSENT
         wanted = [one for one, each in sorted(ties.items()) if moving & each and one not in with_task]
-        # Those that failed keep half of the places (`client_aio.core.failed_tasks`). So there is always room
-        # for ledgers that lack copies.
-        own_max = max(self._config.tasks_max // _TASKS_SHARE, 1) - len(ties.keys() & with_task)
-        room = max(min(self._config.tasks_max - len(refs), own_max), 0)
+        # All drains share a quarter of the places, and the tasks that failed keep half of them
+        # (`client_aio.core.failed_tasks`). So there is always room for ledgers that lack copies.
+        share = max(self._config.tasks_max // _TASKS_SHARE // max(len(orders.leaving), 1), 1)
+        room = max(min(self._config.tasks_max - len(refs), share - len(ties.keys() & with_task)), 0)
 
         async def make(ledger_id: int) -> None:
             with suppress(NoSuchLedgerError):

@@ -22,6 +22,7 @@ from client_aio.autorecovery.survey import auto_recovery_state, survey
 from client_aio.autorecovery.worker import Worker
 from client_aio.config import AutoRecoveryConfig
 from client_aio.core.audit import Condition, Layout, Ties
+from metadata.access.bookies import DRAINING, Order, Orders
 from metadata.access.repair_tasks import (
     REASON_MISSING,
     AuditorRecord,
@@ -428,11 +429,19 @@ async def test_a_bookie_that_is_away_during_its_checks_is_not_settled_by_them(cl
 
 async def test_a_drain_leaves_places_to_ledgers_that_lack_copies(cluster: Cluster) -> None:
     async with client_aio.connect(cluster.uri) as client:
-        ledger_ids = [await written(client, count=1) for _ in range(4)]
-        drain = Drain(client._context, "b1", config=AutoRecoveryConfig(tasks_max=8))
+        tasks = RepairTasks(client._context.ledgers.store)
+        orders = Orders({name: Order(DRAINING) for name in ("b1", "b2")})
+        ledger_ids = [await written(client, count=1) for _ in range(8)]
+        drains = {
+            name: Drain(client._context, name, config=AutoRecoveryConfig(tasks_max=16))
+            for name in orders.by_bookie
+        }
+        ties = dict.fromkeys(ledger_ids[:4], Ties.COPIES), dict.fromkeys(ledger_ids[4:], Ties.COPIES)
         for _ in range(2):
-            refs = await drain._make_tasks(dict.fromkeys(ledger_ids, Ties.COPIES))
-            assert [ref.ledger_id for ref in refs] == ledger_ids[:2]
+            for drain, each in zip(drains.values(), ties, strict=True):
+                await drain._make_tasks(each, await tasks.refs(), orders)
+            made = [ref.ledger_id for ref in await tasks.refs()]
+            assert made == [*ledger_ids[:2], *ledger_ids[4:6]], "all drains together fill a quarter"
 
 
 async def test_a_bookie_that_came_back_while_nobody_audited_is_checked_by_the_next_auditor(

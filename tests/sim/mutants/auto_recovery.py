@@ -169,6 +169,11 @@ MUTANTS = [
         tests=("tests/integration/test_auditor.py", "-k", "met_silence"),
     ),
     Mutant(
+        458, "each drain fills a quarter of the places for tasks",
+        (Edit(f"{_DRAIN}._make_tasks", "// max(len(orders.leaving), 1)", ""),),
+        tests=("tests/integration/test_autorecovery.py", "-k", "drain_leaves_places"),
+    ),
+    Mutant(
         362, "all workers of a host work at once",
         (Edit(f"{_WORKER}._waits_for_others",
               "len(locked - {ref.ledger_id}) >= self._workers_at_once and not is_urgent(ref)", "False"),),
