@@ -174,6 +174,11 @@ MUTANTS = [
         tests=("tests/integration/test_autorecovery.py", "-k", "drain_leaves_places"),
     ),
     Mutant(
+        459, "a task that a drain makes of a ledger set aside lacks the reasons of the former task",
+        (Edit(f"{_AUDITOR}._give_way", "self._find(ledger_id, one.copies, one.reasons)", "pass"),),
+        tests=("tests/integration/test_auditor.py", "-k", "set_aside"),
+    ),
+    Mutant(
         362, "all workers of a host work at once",
         (Edit(f"{_WORKER}._waits_for_others",
               "len(locked - {ref.ledger_id}) >= self._workers_at_once and not is_urgent(ref)", "False"),),
