@@ -6,8 +6,9 @@ drain goes on when it is run again. The steps:
 1. *Draining.* The bookie refuses adds of every kind. Clients choose it for nothing, and writers move off it.
    A running bookie announces that it obeys, and this is waited for.
 2. *Moving.* Each ledger that names the bookie in a complete fragment gets a repair task. The workers of the
-   cluster do the tasks; where there is none, this process works. A ledger that stays OPEN on it has no living
-   writer, or one without another bookie: it is recovered only on demand.
+   cluster do the tasks; where there is none, this process works. A ledger is read again when its task has
+   gone. A ledger that stays OPEN on it has no living writer, or one without another bookie: it is recovered
+   only on demand.
 3. *The last look* at all ledgers begins when the bookie has obeyed for a while. No ledger may name it, or be
    in a recovery that may have stored entries on it.
 4. *Removed.* The bookie stops. Its id is retired, so that nobody uses it again; then its cookie is removed.
@@ -28,7 +29,7 @@ from client_aio.autorecovery.survey import all_metadata, layout_in_full
 from client_aio.autorecovery.worker import Worker
 from client_aio.bookies.connection import list_ledgers
 from client_aio.config import AutoRecoveryConfig
-from client_aio.core.audit import Pace, Ties, has_substitute, ties_of
+from client_aio.core.audit import Pace, Rotation, Ties, has_substitute, ties_of
 from client_aio.core.digest import Digest
 from client_aio.core.healing import OwnTerms
 from client_aio.ledger.recovery import recover_ledger
@@ -75,6 +76,10 @@ _STOPPED_WITHIN_S = 60.0
 _RECOVERY_GRACE_S = 10.0
 """A recovery that another client has begun gets this time, before this process recovers the ledger, too."""
 _STEP_S = 0.3
+_REREAD_S = 30.0
+"""Within this time a drain reads each of its ledgers once again, if they are not too many."""
+_REREADS_MAX = 100
+"""At most so many ledgers are read in a step for no other reason."""
 _NAMED_MAX = 10
 _TASKS_SHARE = 4
 """All drains together fill one in so many places of the table of tasks."""
@@ -173,6 +178,8 @@ class Drain:
         self._given = Order(DRAINING)
         self._held: Collection[int] | None = None
         self._open_since: dict[int, tuple[Fragment, float]] = {}
+        self._with_task: set[int] = set()  # in the step before
+        self._turns = Rotation(_REREAD_S)
         self._why: dict[int, str] = {}  # why a ledger was not recovered
         self._recovered = 0
         self._name = f"drain.{context.draw_token()}"
@@ -325,6 +332,16 @@ class Drain:
             self._open_since.pop(metadata.ledger_id, None)
         return ties, has_substitute(layout, self._bookie_id, usable)
 
+    def _due(self, ties: dict[int, Ties], refs: Iterable[TaskRef], elapsed_s: float) -> set[int]:
+        """Return the ledgers to look at in this step. The last look asks about all.
+
+        They are those that need no task to move, those whose task has gone, and a few whose turn has come.
+        """
+        gone = self._with_task.difference(ref.ledger_id for ref in refs)
+        moving = {one for one, each in ties.items() if each & (Ties.WRITER | Ties.RECOVERY)}
+        turns = self._turns.next(sorted(ties), elapsed_s, _REREADS_MAX)
+        return moving | (gone & ties.keys()) | set(turns)
+
     async def _look_again(self, ledger_ids: Iterable[int]) -> dict[int, Ties]:
         """Look at some ledgers; return those that still tie the bookie."""
         found: dict[int, Ties] = {}
@@ -362,20 +379,23 @@ class Drain:
     async def _move(self, plan: DrainPlan) -> int:
         """Return when no ledger ties the bookie, with the number of ledgers that did."""
         ties = plan.ties
-        pace = Pace(self._loop.time(), len(ties))
+        now = self._loop.time()
+        pace = Pace(now, len(ties))
         while True:
             orders = await Orders.read(self._store)
             if orders.by_bookie.get(self._bookie_id) != self._given:
                 raise self._cancelled()
-            ties = await self._look_again(ties)
-            now = self._loop.time()
+            refs = await self._tasks.refs()
+            before, now = now, self._loop.time()
+            due = self._due(ties, refs, now - before)
+            ties = {one: each for one, each in ties.items() if one not in due} | await self._look_again(due)
             if not ties and now >= self._obeyed_at + self._settle_s:
                 await self._context.pool.directory.refresh()
                 ties, _ = await self._scan()
                 if not ties:
                     return pace.done + pace.left
             pace.note(now, len(ties))
-            refs = await self._make_tasks(ties, await self._tasks.refs(), orders)
+            refs = await self._make_tasks(ties, refs, orders)
             await self._recover(ties)
             await self._hire()
             is_paused = await self._tasks.is_paused()
@@ -403,7 +423,7 @@ class Drain:
         )
 
     async def _make_tasks(self, ties: dict[int, Ties], refs: list[TaskRef], orders: Orders) -> list[TaskRef]:
-        """Make the tasks that are not there, and return all tasks of the cluster."""
+        """Make the tasks that are not there, and return all tasks; forget the ledgers that are deleted."""
         with_task = {ref.ledger_id for ref in refs}
         moving = Ties.COPIES | Ties.ABSENT
         wanted = [one for one, each in sorted(ties.items()) if moving & each and one not in with_task]
@@ -413,15 +433,18 @@ class Drain:
         room = max(min(self._config.tasks_max - len(refs), share - len(ties.keys() & with_task)), 0)
 
         async def make(ledger_id: int) -> None:
-            with suppress(NoSuchLedgerError):
+            try:
                 metadata, _ = await self._context.ledgers.read(ledger_id)
                 # The bookie's own copies are good ones: ledgers that lack copies go first.
                 ref = TaskRef(metadata.write_quorum, ledger_id, self._context.draw_token())
                 task = RepairTask({REASON_LEAVING: [self._bookie_id]}, self._context.now_ms())
                 await self._tasks.create(ref, task)
                 refs.append(ref)
+            except NoSuchLedgerError:
+                ties.pop(ledger_id, None)
 
         await for_each(wanted[:room], make, self._config.reads_at_once)
+        self._with_task = {ref.ledger_id for ref in refs}
         return refs
 
     async def _hire(self) -> None:

@@ -12,6 +12,7 @@ import pytest
 import client_aio
 from client_aio.autorecovery.drain import Drain, cancel_drain
 from client_aio.autorecovery.survey import survey
+from client_aio.config import AutoRecoveryConfig
 from client_aio.core.audit import Condition, Ties
 from client_aio.core.recovery import entered
 from client_aio.ledger.metadata_update import VersionedLedgerMetadata
@@ -19,11 +20,13 @@ from metadata.access.bookies import (
     DRAINING,
     READ_ONLY,
     Order,
+    Orders,
     SetBack,
     SetBacks,
     available_bookies,
     change_order,
 )
+from metadata.access.repair_tasks import RepairTasks
 from metadata.errors import InvalidTransitionError, LedgerRepairError
 from metadata.ids import KEY_COOKIES, KEY_ORDERS, KEY_REPAIR_LOCKS, ledger_key
 from metadata.model.ledger import Absent, LedgerMetadata
@@ -385,3 +388,20 @@ async def test_a_seat_is_left_to_a_bookie_that_is_down_and_not_to_one_that_leave
             async with client.create_ledger() as ledger:
                 await ledger.add_entry(b"x")
                 assert set(ledger.metadata.last_fragment.bookies) == {"b2", "b3", "b4"}
+
+
+async def test_a_drain_looks_again_where_something_may_have_moved(tmp_path: Path) -> None:
+    async with Cluster(tmp_path) as cluster, client_aio.connect(cluster.uri) as client:
+        tasks = RepairTasks(client._context.ledgers.store)
+        ledger_ids = [await written(client, count=1) for _ in range(4)]
+        drain = Drain(client._context, "b1", config=AutoRecoveryConfig(tasks_max=8))
+        ties = dict.fromkeys(ledger_ids, Ties.COPIES) | {100: Ties.WRITER}
+        assert drain._due(ties, await tasks.refs(), 0.0) == {100}
+        refs = await drain._make_tasks(ties, [], Orders())
+        assert [ref.ledger_id for ref in refs] == ledger_ids[:2]
+        await tasks.done(refs[1], None)
+        assert drain._due(ties, await tasks.refs(), 0.0) == {100, ledger_ids[1]}
+        assert drain._due(ties, refs, 30.0) == ties.keys()
+        deleted = {101: Ties.COPIES}
+        assert await drain._make_tasks(deleted, [], Orders()) == []
+        assert deleted == {}
