@@ -79,8 +79,8 @@ class Versioned(NamedTuple):
 class Guard(NamedTuple):
     """A key that a write depends on: the write takes effect only while the key is at that version.
 
-    The key must never be deleted. So its version never comes back, and a write that was refused by its guard
-    cannot take effect later.
+    The key must never be deleted, unless its place is kept. So its version never comes back, and a write that
+    was refused by its guard cannot take effect later.
     """
 
     key: str
@@ -196,19 +196,28 @@ class MetadataStore(abc.ABC):
         """
 
     @abc.abstractmethod
-    async def delete(self, key: str, version: Version | None = None, *, keeps_place: bool = False) -> None:
-        """Delete the key, at that version or (None) at any.
+    async def delete(
+        self,
+        key: str,
+        version: Version | None = None,
+        *,
+        keeps_place: bool = False,
+        guard: Guard | None = None,
+    ) -> None:
+        """Delete the key, at that version or (None) at any, if the guard's key is at the guard's.
 
         Args:
             keeps_place: needed where the key may be created anew, so that a late request for the old key
                 cannot apply to the new one. A store that tells the two apart only by a count of writes keeps
                 the key's place, and the count in it, until `vacate`. `children` may still list the key,
                 `names` does not. Needs a version.
+            guard: compared in one step with the deletion.
 
         Raises:
             NoSuchKeyError: the key did not exist when the call was made. After a lost answer, a key found
                 missing counts as deleted by this call.
             VersionConflictError: the key is at another version.
+            GuardChangedError: the guard's key has changed; the deletion never takes effect.
             InvalidArgumentError: the key has children.
         """
 
@@ -352,10 +361,17 @@ class MeasuredStore(MetadataStore):
         with self._timed("set"):
             return await self.measured.compare_and_set(key, value, version, token=token, guard=guard)
 
-    async def delete(self, key: str, version: Version | None = None, *, keeps_place: bool = False) -> None:
+    async def delete(
+        self,
+        key: str,
+        version: Version | None = None,
+        *,
+        keeps_place: bool = False,
+        guard: Guard | None = None,
+    ) -> None:
         """See `MetadataStore`."""
         with self._timed("delete"):
-            await self.measured.delete(key, version, keeps_place=keeps_place)
+            await self.measured.delete(key, version, keeps_place=keeps_place, guard=guard)
 
     async def children(self, key: str) -> list[str]:
         """See `MetadataStore`."""

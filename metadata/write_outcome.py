@@ -10,8 +10,19 @@ Ephemeral keys are exempt: they have one writer, and carry its mark and its last
 
 from __future__ import annotations
 
-from metadata.errors import GuardChangedError, KeyExistsError, MetadataUnavailableError, VersionConflictError
+from typing import TYPE_CHECKING, Protocol
+
+from metadata.errors import (
+    GuardChangedError,
+    KeyExistsError,
+    MetadataUnavailableError,
+    NoSuchKeyError,
+    VersionConflictError,
+)
 from metadata.store import WRITERS_KEPT, Guard, Version
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def add_writer(writers: tuple[str, ...], token: str) -> tuple[str, ...]:
@@ -90,10 +101,36 @@ def conflict(key: str, expected: Version, current: Version) -> VersionConflictEr
     )
 
 
+class HasVersion(Protocol):
+    """A key's state in a store."""
+
+    @property
+    def version(self) -> Version:
+        """Return the version of the state."""
+
+
+def check_guard(key: str, guard: Guard | None, find_value: Callable[[str], HasVersion]) -> None:
+    """Raise GuardChangedError where the guard of a write of the key does not hold.
+
+    Args:
+        key: for the error's message.
+        guard: the key that the write depends on.
+        find_value: returns a key's state, or raises NoSuchKeyError.
+    """
+    if guard is None:
+        return
+    try:
+        found = find_value(guard.key).version
+    except NoSuchKeyError:
+        found = None
+    if found != guard.version:
+        raise guard_changed(key, guard)
+
+
 def guard_changed(key: str, guard: Guard) -> GuardChangedError:
     """Build the error for a write whose guard is at another version."""
     return GuardChangedError(
-        f"key {key!r} is not written: key {guard.key!r}, which that depends on, is no longer at version "
+        f"key {key!r} is not changed: key {guard.key!r}, which that depends on, is no longer at version "
         f"{guard.version.number}"
     )
 

@@ -18,7 +18,8 @@ that the dump does not have, and the bookies would drop them.
 Restoring is all or nothing for a reader. The file is checked from the first line to the last before anything
 is written. The record `cluster` is written last, and a store without it is refused by everybody. The key
 `restore` says which dump is being restored. A restore that was interrupted goes on where it was, if it is
-run again with the same dump; with another dump it is refused.
+run again with the same dump; with another dump it is refused. Every removal depends on the mark's version,
+and every batch looks at it. So a run that was stopped does not go on after another one has ended.
 
 The ids. The restored counter is at least the counter of the dump, above every ledger of the dump, and at
 least the id floor. It never falls. A dump may be older than the bookies' directories. The bookies find that
@@ -40,10 +41,13 @@ from metadata.access.bookies import ClusterRecord, find_cluster
 from metadata.access.ledgers import LEDGER_SEQUENCE, LedgerStore
 from metadata.access.logs import KEY_LOG_PAGES, KEY_LOGS
 from metadata.errors import (
+    GuardChangedError,
     InvalidArgumentError,
     InvalidTransitionError,
+    KeyExistsError,
     MetadataCorruptError,
     NoSuchKeyError,
+    VersionConflictError,
 )
 from metadata.ids import (
     KEY_AGES,
@@ -68,7 +72,7 @@ from metadata.keys import TOP_RESERVED, check_key, check_value
 from metadata.model.ledger import LedgerMetadata
 from metadata.model.record import Record
 from metadata.owned_task import for_each, in_order
-from metadata.store import VALUE_BYTES_MAX
+from metadata.store import VALUE_BYTES_MAX, Guard
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterator
@@ -394,10 +398,18 @@ class RestoreMark(Record):
     phase: str
 
 
+class Marked(NamedTuple):
+    """A mark as it is in the store."""
+
+    mark: RestoreMark
+    guard: Guard
+    """Holds until another run goes on from this mark, or ends."""
+
+
 class Target(NamedTuple):
     """A store that a dump may be restored into."""
 
-    mark: RestoreMark | None
+    marked: Marked | None
     """Of the same restore, which was interrupted; None for a new one."""
     is_empty: bool
     is_written: bool
@@ -447,21 +459,28 @@ class Restore:
             The lowest ledger id that will be given out.
 
         Raises:
-            InvalidTransitionError: as `look` does; or another client writes to the store.
+            InvalidTransitionError: as `look` does; or another run or another client writes to the store.
             MetadataUnavailableError: the store does not answer. Run it again: nobody can use the store yet.
         """
         target = await self.look(store, clear=clear)
         least_id = max(least_id, self._summary.counter)
-        if not target.is_written:
-            mark = target.mark or await self._begin(store, is_empty=target.is_empty)
-            if mark.phase == _CLEARING:
-                await self._clear(store)
-                _, version = await store.read(KEY_RESTORE)
-                await store.compare_and_set(KEY_RESTORE, replace(mark, phase=_WRITING).to_json(), version)
-            await store.ids_drawn(LEDGER_SEQUENCE, least=least_id)
-            await self._write(store, on_progress)
-        with suppress(NoSuchKeyError):
-            await store.delete(KEY_RESTORE)
+        try:
+            if target.marked is None:
+                target = await self._begin(store, target, clear=clear)
+            assert target.marked is not None
+            mark, guard = target.marked
+            if not target.is_written:
+                if mark.phase == _CLEARING:
+                    await self._clear(store, guard)
+                    writing = replace(mark, phase=_WRITING).to_json()
+                    version = await store.compare_and_set(KEY_RESTORE, writing, guard.version)
+                    guard = guard._replace(version=version)
+                await store.ids_drawn(LEDGER_SEQUENCE, least=least_id)
+                await self._write(store, guard, on_progress)
+            # Its place is kept: a run that was stopped must not take a later mark for its own.
+            await store.delete(KEY_RESTORE, guard.version, keeps_place=True)
+        except (GuardChangedError, VersionConflictError, NoSuchKeyError) as error:
+            raise _overtaken() from error
         return await store.ids_drawn(LEDGER_SEQUENCE, least=least_id)
 
     async def look(self, store: MetadataStore, *, clear: bool) -> Target:
@@ -482,7 +501,8 @@ class Restore:
                 f"the store has keys that are none of a cluster's, such as {foreign[0]!r}: name an empty root"
             )
 
-        mark = await _mark_of(store)
+        marked = await _mark_of(store)
+        mark = None if marked is None else marked.mark
         if mark is not None and mark.sha256 != self._summary.sha256:
             raise InvalidTransitionError(
                 "a restore of another dump was interrupted in this store: run it again with that dump, or "
@@ -496,35 +516,49 @@ class Restore:
                         "a bookie made another cluster in this store before the restore was complete: name "
                         "another, empty root"
                     )
-                return Target(mark, is_empty=False, is_written=True)
+                return Target(marked, is_empty=False, is_written=True)
         present = await _first_key(store)
         if present is not None and mark is None and not clear:
             raise InvalidTransitionError(
                 f"the store is not empty, it has the key {present!r}: name an empty root, or clear this one "
                 "(--clear)"
             )
-        return Target(mark, is_empty=present is None, is_written=False)
+        return Target(marked, is_empty=present is None, is_written=False)
 
-    async def _begin(self, store: MetadataStore, *, is_empty: bool) -> RestoreMark:
-        mark = RestoreMark(self._summary.sha256, _WRITING if is_empty else _CLEARING)
-        await store.create(KEY_RESTORE, mark.to_json())
-        return mark
+    async def _begin(self, store: MetadataStore, target: Target, *, clear: bool) -> Target:
+        """Make the mark, and look again: another run may have ended between the look and the mark."""
+        mark = RestoreMark(self._summary.sha256, _WRITING if target.is_empty else _CLEARING)
+        try:
+            version = await store.create(KEY_RESTORE, mark.to_json())
+        except KeyExistsError as error:
+            raise _overtaken() from error
+        try:
+            if (await self.look(store, clear=clear)).is_written:
+                raise _overtaken()
+        except InvalidTransitionError:
+            await store.delete(KEY_RESTORE, version, keeps_place=True)
+            raise
+        return target._replace(marked=Marked(mark, Guard(KEY_RESTORE, version)))
 
-    async def _clear(self, store: MetadataStore) -> None:
-        """Remove all keys; the cluster's record first, so that nobody opens what is half removed."""
-        with suppress(NoSuchKeyError):
-            await store.delete(KEY_CLUSTER)
+    async def _clear(self, store: MetadataStore, guard: Guard) -> None:
+        """Remove all keys; the cluster's record first, so that nobody opens what is half removed.
 
-        async def remove(key: str) -> None:
+        Each removal depends on the mark. A run that was stopped may go on after another run has ended, and
+        the cluster lives then.
+        """
+
+        async def remove(key: str) -> bool:
             with suppress(NoSuchKeyError):
-                await store.delete(key)
-                self.keys_removed += 1
+                await store.delete(key, guard=guard)
+                return True
+            return False
 
+        await remove(KEY_CLUSTER)
         async with aclosing(_kept_keys(store)) as keys:
             async for key in keys:
-                await remove(key)
+                self.keys_removed += await remove(key)
 
-    async def _write(self, store: MetadataStore, on_progress: Callable[[int], None]) -> None:
+    async def _write(self, store: MetadataStore, guard: Guard, on_progress: Callable[[int], None]) -> None:
         """Write all keys, and then the cluster's record, which lets others in."""
         last: list[tuple[str, bytes]] = []
 
@@ -544,6 +578,9 @@ class Restore:
                 yield batch
 
         async def write(batch: list[tuple[str, bytes]]) -> None:
+            await store.sync(guard.key)
+            if (await store.read(guard.key)).version != guard.version:
+                raise _overtaken()
             found = await store.create_missing(batch)
             values = dict(batch)
             for key in found:
@@ -560,11 +597,19 @@ class Restore:
         await write(last)
 
 
-async def _mark_of(store: MetadataStore) -> RestoreMark | None:
+async def _mark_of(store: MetadataStore) -> Marked | None:
     try:
-        return RestoreMark.from_json((await store.read(KEY_RESTORE)).value)
+        value, version = await store.read(KEY_RESTORE)
     except NoSuchKeyError:
         return None
+    return Marked(RestoreMark.from_json(value), Guard(KEY_RESTORE, version))
+
+
+def _overtaken() -> InvalidTransitionError:
+    return InvalidTransitionError(
+        "the mark of this restore has changed: another run has gone on in this store, or has ended; this run "
+        "ends here"
+    )
 
 
 async def _first_key(store: MetadataStore) -> str | None:

@@ -201,14 +201,21 @@ class MemoryMetadataStore(MetadataStore):
         node = self._live().find_value(key)
         if node.version != version:
             return write_outcome.settle_compare_and_set(key, version, node.version, token, maybe_sent=given)
-        if guard is not None and self.tree.find_value(guard.key).version != guard.version:
-            raise write_outcome.guard_changed(key, guard)
+        write_outcome.check_guard(key, guard, self.tree.find_value)
         return self.tree.change(key, value, token)
 
-    async def delete(self, key: str, version: Version | None = None, *, keeps_place: bool = False) -> None:
+    async def delete(
+        self,
+        key: str,
+        version: Version | None = None,
+        *,
+        keeps_place: bool = False,
+        guard: Guard | None = None,
+    ) -> None:
         node = self._live().find_value(check_key(key))
         if version is not None and node.version != version:
             raise write_outcome.conflict(key, version, node.version)
+        write_outcome.check_guard(key, guard, self.tree.find_value)
         self.tree.drop(key)
 
     async def children(self, key: str) -> list[str]:

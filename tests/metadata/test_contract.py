@@ -194,7 +194,7 @@ async def test_a_guarded_write_takes_effect_only_while_the_other_key_stays_as_it
     second = await store.compare_and_set("a", b"2", first, guard=guard)
     assert await store.read("a") == (b"2", second)
     await store.compare_and_set("b", b"2", guard.version)
-    with pytest.raises(GuardChangedError, match="'a' is not written: key 'b'"):
+    with pytest.raises(GuardChangedError, match="'a' is not changed: key 'b'"):
         await store.compare_and_set("a", b"3", second, guard=guard)
     assert await store.read("a") == (b"2", second)
     # A conflict comes first: the value that the caller knew is gone, whatever the guard says.
@@ -210,6 +210,30 @@ async def test_a_guarded_write_that_took_effect_is_success_although_the_guard_ha
     second = await store.compare_and_set("a", b"2", first, token="mine", guard=guard)
     await store.compare_and_set("b", b"2", guard.version)
     assert await store.compare_and_set("a", b"2", first, token="mine", guard=guard) == second
+
+
+@pytest.mark.parametrize("keeps_place", [True, False], ids=["place kept", "place given up"])
+async def test_a_guarded_delete_takes_effect_only_while_the_other_key_stays_as_it_is(
+    store: MetadataStore, keeps_place: bool
+) -> None:
+    first = await store.create("a", b"1")
+    guard = Guard("b", await store.create("b", b"1"))
+    await store.delete("a", first, keeps_place=keeps_place, guard=guard)
+    second = await store.create("a", b"2")
+    await store.delete("b", guard.version, keeps_place=True)
+    for is_back in (False, True):
+        if is_back:
+            await store.create("b", b"1")
+        with pytest.raises(GuardChangedError, match="'a' is not changed: key 'b'"):
+            await store.delete("a", second, keeps_place=keeps_place, guard=guard)
+        with pytest.raises(GuardChangedError, match="'a' is not changed: key 'b'"):
+            await store.compare_and_set("a", b"3", second, guard=guard)
+        assert await store.read("a") == (b"2", second)
+    # What is gone is gone, and a conflict comes first, whatever the guard says.
+    with pytest.raises(VersionConflictError):
+        await store.delete("a", first, guard=guard)
+    with pytest.raises(NoSuchKeyError):
+        await store.delete("c", guard=guard)
 
 
 async def test_a_key_created_anew_never_equals_an_old_version(store: MetadataStore) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
@@ -30,11 +30,13 @@ from metadata.errors import (
 from metadata.ids import KEY_CLUSTER, KEY_RESTORE, available_key, ledger_key
 from metadata.model.ledger import LedgerMetadata
 from tests.metadata.test_fragments import grow, listed, trim
+from tests.support.links import ClientStore
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Awaitable, Callable, Iterator
 
-    from metadata.store import MetadataStore
+    from metadata.store import Guard, MetadataStore, Version
+    from tests.metadata.conftest import Backend
 
 LEDGERS = 1200
 DRAWN = 3000
@@ -42,6 +44,10 @@ DRAWN = 3000
 
 class Interrupted(Exception):
     """The process of a restore is gone."""
+
+
+def _no_link(_: str) -> NoReturn:
+    raise AssertionError("no bookie is reached")
 
 
 def in_memory() -> MemoryMetadataStore:
@@ -235,6 +241,96 @@ async def test_a_store_that_is_not_empty_is_refused_and_cleared_only_when_that_i
     await store.create("app/x", b"{}")
     with pytest.raises(InvalidTransitionError, match="none of a cluster's, such as 'app'"):
         await restore_of(lines).run(store, clear=True)
+
+
+class StoppingStore(ClientStore):
+    """One client's view of a store. The client is stopped before it first does that with a key of that part.
+
+    It goes on when `others` has ended.
+    """
+
+    def __init__(
+        self, inner: MetadataStore, what: str, part: str, others: Callable[[], Awaitable[None]]
+    ) -> None:
+        super().__init__(inner, _no_link)
+        self.has_stopped = False
+        self._at = (what, part)
+        self._others = others
+
+    async def _reach(self, what: str, key: str) -> None:
+        if not self.has_stopped and what == self._at[0] and key.startswith(self._at[1]):
+            self.has_stopped = True
+            await self._others()
+
+    async def create(self, key: str, value: bytes, *, token: str | None = None) -> Version:
+        await self._reach("create", key)
+        return await super().create(key, value, token=token)
+
+    async def compare_and_set(
+        self,
+        key: str,
+        value: bytes,
+        version: Version,
+        *,
+        token: str | None = None,
+        guard: Guard | None = None,
+    ) -> Version:
+        await self._reach("set", key)
+        return await super().compare_and_set(key, value, version, token=token, guard=guard)
+
+    async def delete(
+        self,
+        key: str,
+        version: Version | None = None,
+        *,
+        keeps_place: bool = False,
+        guard: Guard | None = None,
+    ) -> None:
+        await self._reach("delete", key)
+        await super().delete(key, version, keeps_place=keeps_place, guard=guard)
+
+    async def sync(self, key: str) -> None:
+        await self._reach("sync", key)
+        await super().sync(key)
+
+
+@pytest.mark.parametrize(
+    ("what", "part", "is_empty"),
+    [
+        ("create", "restore", True),
+        ("create", "restore", False),
+        ("delete", "ledgers/", False),
+        ("set", "restore", False),
+        ("sync", "restore", True),
+        ("sync", "restore", False),
+        ("delete", "restore", False),
+    ],
+)
+async def test_a_restore_that_was_stopped_changes_nothing_after_another_run_has_ended(
+    backend: Backend, what: str, part: str, is_empty: bool
+) -> None:
+    first, other = in_memory(), await backend.open()
+    for store in (first,) if is_empty else (first, other):
+        await store.create(KEY_CLUSTER, ClusterRecord(instance_id="i-1", created_ms=5).to_json())
+        for ledger_id in (10, 11, 12):
+            await store.create(ledger_key(ledger_id), b"{}")
+    lines = await lines_of(first)
+    left: list[list[bytes]] = []
+
+    async def run_again_and_live() -> None:
+        await restore_of(lines).run(other, clear=True)
+        await other.register(available_key("b1"), b"{}")
+        await other.create(ledger_key(4001), b"{}")
+        await other.delete(ledger_key(12))
+        left.append(await lines_of(other))
+
+    stopping = StoppingStore(await backend.open(), what, part, run_again_and_live)
+    with pytest.raises(InvalidTransitionError, match=r"another run has gone on|bookies b1 run on"):
+        await restore_of(lines).run(stopping, clear=True)
+    assert stopping.has_stopped
+    assert await lines_of(other) == left[0]
+    with pytest.raises(NoSuchKeyError):
+        await other.read(KEY_RESTORE)
 
 
 async def test_the_counter_is_above_every_ledger_and_the_floor() -> None:

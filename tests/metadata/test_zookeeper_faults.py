@@ -145,6 +145,30 @@ async def test_a_lost_refusal_of_a_guarded_write_is_still_a_refusal(pair: Pair) 
     assert await pair.other.read("a") == (b"1", first)
 
 
+async def test_a_lost_answer_to_a_guarded_delete_is_success_although_the_guard_changed(pair: Pair) -> None:
+    await pair.store.create("a", b"1")
+    guard = Guard("b", await pair.store.create("b", b"1"))
+
+    async def change_the_guard() -> None:
+        await pair.other.compare_and_set("b", b"2", guard.version)
+
+    lost = pair.proxy.lose_answer("multi", before_answer=change_the_guard)
+    await pair.store.delete("a", guard=guard)
+    assert lost.is_set()
+    assert await pair.other.children("") == ["b"]
+
+
+async def test_a_lost_refusal_of_a_guarded_delete_is_still_a_refusal(pair: Pair) -> None:
+    first = await pair.store.create("a", b"1")
+    guard = Guard("b", await pair.store.create("b", b"1"))
+    await pair.other.compare_and_set("b", b"2", guard.version)
+    lost = pair.proxy.lose_answer("multi")
+    with pytest.raises(GuardChangedError):
+        await pair.store.delete("a", guard=guard)
+    assert lost.is_set()
+    assert await pair.other.read("a") == (b"1", first)
+
+
 async def test_a_lost_answer_to_a_compare_and_set_is_success_although_others_wrote_since(pair: Pair) -> None:
     first = await pair.store.create("a", b"1")
 
@@ -320,7 +344,7 @@ async def test_a_delete_that_began_with_an_old_look_and_was_lost_deletes_what_is
     async def look(key: str) -> Versioned:
         return looks.pop() if looks else await get(key)
 
-    async def send(path: str, number: int) -> None:
+    async def send(path: str, number: int, _: None) -> None:
         if not looks and number == 0 and deletes.pop():
             await delete(path, number)
             return

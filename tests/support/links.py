@@ -381,8 +381,15 @@ class ClientStore(MetadataStore):
             await self.before_create(key)
         return await self.inner.create(key, value, token=token)
 
-    async def delete(self, key: str, version: Version | None = None, *, keeps_place: bool = False) -> None:
-        await self.inner.delete(key, version, keeps_place=keeps_place)
+    async def delete(
+        self,
+        key: str,
+        version: Version | None = None,
+        *,
+        keeps_place: bool = False,
+        guard: Guard | None = None,
+    ) -> None:
+        await self.inner.delete(key, version, keeps_place=keeps_place, guard=guard)
 
     async def children(self, key: str) -> list[str]:
         return await self.inner.children(key)

@@ -63,9 +63,16 @@ class MortalStore(ClientStore):
         self._check()
         return made
 
-    async def delete(self, key: str, version: Version | None = None, *, keeps_place: bool = False) -> None:
+    async def delete(
+        self,
+        key: str,
+        version: Version | None = None,
+        *,
+        keeps_place: bool = False,
+        guard: Guard | None = None,
+    ) -> None:
         self._check()
-        await self.inner.delete(key, version, keeps_place=keeps_place)
+        await self.inner.delete(key, version, keeps_place=keeps_place, guard=guard)
         self._count()
         self._check()
 

@@ -248,9 +248,16 @@ class SqliteMetadataStore(MetadataStore):
             lambda: self._tables.compare_and_set(key, value, version, token, given, guard)
         )
 
-    async def delete(self, key: str, version: Version | None = None, *, keeps_place: bool = False) -> None:
+    async def delete(
+        self,
+        key: str,
+        version: Version | None = None,
+        *,
+        keeps_place: bool = False,
+        guard: Guard | None = None,
+    ) -> None:
         check_key(key)
-        await self._write(lambda: self._tables.delete(key, version))
+        await self._write(lambda: self._tables.delete(key, version, guard))
 
     async def children(self, key: str) -> list[str]:
         check_key(key, root_allowed=True)

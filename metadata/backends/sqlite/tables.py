@@ -180,16 +180,16 @@ class Tables:
                 return write_outcome.settle_compare_and_set(
                     key, expected, row.version, token, maybe_sent=maybe_sent
                 )
-            if guard is not None and self._find_value(guard.key).version != guard.version:
-                raise write_outcome.guard_changed(key, guard)
+            write_outcome.check_guard(key, guard, self._find_value)
             return self._change(key, value, write_outcome.add_writer(row.writers, token))
 
-    def delete(self, key: str, expected: Version | None) -> None:
+    def delete(self, key: str, expected: Version | None, guard: Guard | None) -> None:
         """Delete a key; see `MetadataStore.delete`."""
         with self._writing():
             row = self._find_value(key)
             if expected is not None and row.version != expected:
                 raise write_outcome.conflict(key, expected, row.version)
+            write_outcome.check_guard(key, guard, self._find_value)
             self._drop(key)
 
     def children(self, key: str) -> list[str]:

@@ -337,29 +337,35 @@ class Session:
             check: another node, and the version that it has to be at; compared in one step with the write.
         """
         request = protocol.SetDataRequest(path=path, data=data, version=version)
+        return _stat((await self._checked(request, protocol.SetDataResponse, check)).stat)
+
+    async def delete(self, path: str, version: int, check: tuple[str, int] | None = None) -> None:
+        """Delete a node at that version (−1: any); `check` is that of `set`."""
+        request = protocol.DeleteRequest(path=path, version=version)
+        await self._checked(request, protocol.DeleteResponse, check)
+
+    async def children(self, path: str, *, watch: bool = False) -> list[str]:
+        """List the names of a node's children."""
+        request = protocol.GetChildrenRequest(path=path, watch=watch)
+        return (await self._call(request, protocol.GetChildrenResponse)).children
+
+    async def _checked(
+        self, request: Request, answer_type: type[Answer], check: tuple[str, int] | None
+    ) -> Answer:
         if check is None:
-            return _stat((await self._call(request, protocol.SetDataResponse)).stat)
+            return await self._call(request, answer_type)
         both = protocol.TransactionRequest()
         both.add(protocol.CheckVersionRequest(path=check[0], version=check[1]))
         both.add(request)
         checked, written = (await self._call(both, protocol.TransactionResponse)).responses
-        if isinstance(written, protocol.SetDataResponse):
-            return _stat(written.stat)
+        if isinstance(written, answer_type):
+            return written
         # The part that failed has an error. The one before it has code 0, and the one behind it another.
         codes = [each.error_code for each in (checked, written) if isinstance(each, exc.ResponseError)]
         code = next((code for code in codes if code), 0)
         if code == codes[0] and code in (-101, -103):
             raise CheckFailedError
         raise _ERRORS.get(code, RefusedError)(_name_of(code))
-
-    async def delete(self, path: str, version: int) -> None:
-        """Delete a node at that version."""
-        await self._call(protocol.DeleteRequest(path=path, version=version), protocol.DeleteResponse)
-
-    async def children(self, path: str, *, watch: bool = False) -> list[str]:
-        """List the names of a node's children."""
-        request = protocol.GetChildrenRequest(path=path, watch=watch)
-        return (await self._call(request, protocol.GetChildrenResponse)).children
 
     async def _call(self, request: Request, answer_type: type[Answer]) -> Answer:
         while self._connection is None:

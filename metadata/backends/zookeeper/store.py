@@ -413,10 +413,18 @@ class ZooKeeperMetadataStore(MetadataStore):
 
         return await self._settle(f"compare and set {key!r}", attempt, maybe_sent=given)
 
-    async def delete(self, key: str, version: Version | None = None, *, keeps_place: bool = False) -> None:
+    async def delete(
+        self,
+        key: str,
+        version: Version | None = None,
+        *,
+        keeps_place: bool = False,
+        guard: Guard | None = None,
+    ) -> None:
         check_key(key)
         assert version is not None or not keeps_place
         target: list[int] = [] if version is None else [version.incarnation]
+        check = None if guard is None else (self._path(guard.key), guard.version.number)
 
         async def attempt(state: Attempt) -> None:
             try:
@@ -437,13 +445,19 @@ class ZooKeeperMetadataStore(MetadataStore):
                     raise write_outcome.conflict(key, version, current)
                 await self._sync(state)
                 raise RetryError
-            if keeps_place:
-                await state.write(self._session.set(self._path(key), b"", current.number))
-                return
             try:
-                await state.write(self._session.delete(self._path(key), current.number))
+                if keeps_place:
+                    await state.write(self._session.set(self._path(key), b"", current.number, check))
+                else:
+                    await state.write(self._session.delete(self._path(key), current.number, check))
             except NotEmptyError:
                 raise InvalidArgumentError(f"key {key!r} has children and cannot be deleted") from None
+            except CheckFailedError:
+                # As in `compare_and_set`.
+                if guard is not None and (state.is_synced or not state.maybe_sent):
+                    raise write_outcome.guard_changed(key, guard) from None
+                await self._sync(state)
+                raise RetryError from None
 
         await self._settle(f"delete {key!r}", attempt)
 

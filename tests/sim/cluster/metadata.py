@@ -386,19 +386,26 @@ class SimMetadataStore(MetadataStore):
                 return write_outcome.settle_compare_and_set(
                     key, version, node.version, token, maybe_sent=given
                 )
-            if guard is not None and self.tree.find_value(guard.key).version != guard.version:
-                raise write_outcome.guard_changed(key, guard)
+            write_outcome.check_guard(key, guard, self.tree.find_value)
             return self._wrote(self.tree.change(key, value, token))
 
         return await self._call(effect)
 
-    async def delete(self, key: str, version: Version | None = None, *, keeps_place: bool = False) -> None:
+    async def delete(
+        self,
+        key: str,
+        version: Version | None = None,
+        *,
+        keeps_place: bool = False,
+        guard: Guard | None = None,
+    ) -> None:
         check_key(key)
 
         def effect() -> None:
             node = self.tree.find_value(key)
             if version is not None and node.version != version:
                 raise write_outcome.conflict(key, version, node.version)
+            write_outcome.check_guard(key, guard, self.tree.find_value)
             self.tree.drop(key)
             self._wrote(None)
 

@@ -306,6 +306,19 @@ MUTANTS = [
         note="the simulator's store is its own",
     ),
     Mutant(
+        440, "a restore that was stopped clears what another run of it has restored",
+        (Edit("metadata.access.dump:Restore._clear", "store.delete(key, guard=guard)", "store.delete(key)"),),
+        tests=("tests/metadata/test_dump.py", "-k", "was_stopped and ledgers"),
+        note="no simulated run restores a dump",
+    ),
+    Mutant(
+        442, "a deletion in ZooKeeper does not depend on its guard",
+        (Edit("metadata.backends.zookeeper.store:ZooKeeperMetadataStore.delete",
+              "check = None if guard is None else", "check = None if True else"),),
+        tests=("tests/metadata/test_contract.py", "-k", "guarded_delete and zookeeper"),
+        note="as 379",
+    ),
+    Mutant(
         279, "a new ledger leaves a seat to a bookie that leaves the cluster",
         (Edit("client_aio.bookies.ensemble_finder:EnsembleFinder._with_seats_left",
               "known.difference_update(directory.orders.leaving)", "pass"),),
