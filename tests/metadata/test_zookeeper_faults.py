@@ -245,14 +245,16 @@ async def test_ids_are_given_once_although_an_answer_is_lost(pair: Pair) -> None
 
 
 async def test_a_lost_answer_to_a_registration_leaves_one(pair: Pair) -> None:
-    lost = pair.proxy.lose_answer("create")
+    lost = pair.proxy.lose_answer("multi")
     registration = await pair.store.register("b", b"1")
     assert lost.is_set()
-    pair.proxy.lose_answer("set")
+    lost = pair.proxy.lose_answer("multi")
     await registration.update(b"2")
+    assert lost.is_set()
     assert (await pair.other.read("b")).value == b"2"
-    pair.proxy.lose_answer("delete")
+    lost = pair.proxy.lose_answer("multi")
     await registration.close()
+    assert lost.is_set()
     assert await pair.other.children("") == []
 
 
@@ -545,6 +547,47 @@ async def test_a_registration_moves_from_a_session_that_the_servers_still_hold_o
     assert stat.session_id == pair.store._session.session_id
 
 
+@pytest.mark.parametrize("change", ["moves", "update", "close"])
+async def test_a_registration_whose_session_expires_meanwhile_leaves_the_key_of_another_process(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    """Both nodes are at version 0, and ZooKeeper compares nothing else."""
+    registration = await pair.store.register("b/1", b"1")
+    session, path, is_theirs = pair.store._session, pair.store._path("b/1"), asyncio.Event()
+    send_set, send_delete = session.set, session.delete
+
+    async def be_late() -> None:
+        if not is_theirs.is_set():
+            await pair.other._session.delete(path, -1)  # as the expiry of the session does
+            await pair.other.register("b/1", b"2")
+            is_theirs.set()
+
+    async def late_set(to: str, data: bytes, number: int, *check: tuple[str, int] | None) -> object:
+        if to == path:
+            await be_late()
+        return await send_set(to, data, number, *check)
+
+    async def late_delete(to: str, number: int, *check: tuple[str, int] | None) -> None:
+        await be_late()
+        await send_delete(to, number, *check)
+
+    monkeypatch.setattr(session, "set", late_set)
+    monkeypatch.setattr(session, "delete", late_delete)
+    if change == "moves":
+        has_failed, later = asyncio.Event(), pair.store._schedule_retry
+        monkeypatch.setattr(pair.store, "_schedule_retry", lambda: (has_failed.set(), later()))
+        session.session_id, session._password = 0, b"\x00" * 16
+        pair.proxy.reset_all()
+        await asyncio.wait_for(has_failed.wait(), PATIENCE_S)
+    elif change == "update":
+        with pytest.raises(KeyExistsError, match="held by another session"):
+            await registration.update(b"3")
+    else:
+        await registration.close()
+    assert is_theirs.is_set()
+    assert (await pair.other.read("b/1")).value == b"2"
+
+
 async def test_a_root_that_is_gone_is_said_and_what_was_registered_comes_back_with_it(
     zookeeper: ZooKeeperServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -553,7 +596,7 @@ async def test_a_root_that_is_gone_is_said_and_what_was_registered_comes_back_wi
     async with await open_behind(zookeeper.address, root) as store:
         await store.register("b/1", b"1")
         session = store._session
-        for path in ("b/1", "b", ".store/ids", ".store/sync", ".store"):
+        for path in ("b/1", "b", ".store/ids", ".store/registered", ".store/sync", ".store"):
             if await session.exists(f"/{root}/{path}") is not None:
                 await session.delete(f"/{root}/{path}", -1)
         await session.delete(f"/{root}", -1)

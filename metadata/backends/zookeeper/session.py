@@ -311,11 +311,18 @@ class Session:
 
     # Requests
 
-    async def create(self, path: str, data: bytes, *, ephemeral: bool = False) -> Stat:
-        """Create a node."""
+    async def create(self, path: str, data: bytes, *, counted_in: str | None = None) -> Stat:
+        """Create a node.
+
+        Args:
+            path: the node.
+            data: its data.
+            counted_in: another node, whose version grows by one in the same step. The node is ephemeral then.
+        """
         request = protocol.Create2Request(path=path, data=data, acl=[protocol.UNRESTRICTED_ACCESS])
-        request.set_flags(ephemeral=ephemeral)
-        return _stat((await self._call(request, protocol.Create2Response)).stat)
+        request.set_flags(ephemeral=counted_in is not None)
+        count = None if counted_in is None else protocol.SetDataRequest(path=counted_in, data=b"", version=-1)
+        return _stat((await self._behind(count, request, protocol.Create2Response)).stat)
 
     async def get(self, path: str) -> tuple[bytes, Stat]:
         """Read a node."""
@@ -337,33 +344,32 @@ class Session:
             check: another node, and the version that it has to be at; compared in one step with the write.
         """
         request = protocol.SetDataRequest(path=path, data=data, version=version)
-        return _stat((await self._checked(request, protocol.SetDataResponse, check)).stat)
+        return _stat((await self._behind(_check(check), request, protocol.SetDataResponse)).stat)
 
     async def delete(self, path: str, version: int, check: tuple[str, int] | None = None) -> None:
         """Delete a node at that version (−1: any); `check` is that of `set`."""
         request = protocol.DeleteRequest(path=path, version=version)
-        await self._checked(request, protocol.DeleteResponse, check)
+        await self._behind(_check(check), request, protocol.DeleteResponse)
 
     async def children(self, path: str, *, watch: bool = False) -> list[str]:
         """List the names of a node's children."""
         request = protocol.GetChildrenRequest(path=path, watch=watch)
         return (await self._call(request, protocol.GetChildrenResponse)).children
 
-    async def _checked(
-        self, request: Request, answer_type: type[Answer], check: tuple[str, int] | None
-    ) -> Answer:
-        if check is None:
+    async def _behind(self, first: Request | None, request: Request, answer_type: type[Answer]) -> Answer:
+        """Have a request take effect in one step with another one, if there is one; return its answer."""
+        if first is None:
             return await self._call(request, answer_type)
         both = protocol.TransactionRequest()
-        both.add(protocol.CheckVersionRequest(path=check[0], version=check[1]))
+        both.add(first)
         both.add(request)
-        checked, written = (await self._call(both, protocol.TransactionResponse)).responses
-        if isinstance(written, answer_type):
-            return written
+        answers = (await self._call(both, protocol.TransactionResponse)).responses
+        if isinstance(answers[1], answer_type):
+            return answers[1]
         # The part that failed has an error. The one before it has code 0, and the one behind it another.
-        codes = [each.error_code for each in (checked, written) if isinstance(each, exc.ResponseError)]
+        codes = [each.error_code for each in answers if isinstance(each, exc.ResponseError)]
         code = next((code for code in codes if code), 0)
-        if code == codes[0] and code in (-101, -103):
+        if code == codes[0] and code in (-101, -103) and isinstance(first, protocol.CheckVersionRequest):
             raise CheckFailedError
         raise _ERRORS.get(code, RefusedError)(_name_of(code))
 
@@ -511,6 +517,10 @@ class Session:
             await asyncio.wait((connection.lost,), timeout=patience_s / 4)
         self.problems[connection.server] = connection.lost.result()
         log.info("ZooKeeper server %s: %s", connection.server, connection.lost.result())
+
+
+def _check(check: tuple[str, int] | None) -> Request | None:
+    return None if check is None else protocol.CheckVersionRequest(path=check[0], version=check[1])
 
 
 def _is_session(answer: protocol.ConnectResponse) -> bool:

@@ -8,6 +8,8 @@ ephemeral keys alive. Does not own the session (`metadata.backends.zookeeper.ses
 - A version is the node's data version, the writers, and the incarnation. The incarnation is the node's czxid,
   together with the data version at which the key was created if the node existed before.
 - `ROOT/.store/ids/NAME` are the sequences of ids; `sync` writes to `ROOT/.store/sync`.
+- The data version of `ROOT/.store/registered` counts the ephemeral nodes that were created. A registration
+  changes its node only while that count stays: ZooKeeper cannot compare the node's session.
 
 A request is sent once per connection. After a lost answer the node is read again over the next connection,
 and its content decides. An unchanged node decides nothing: the write is then sent again from the same
@@ -201,13 +203,14 @@ class ZooKeeperRegistration(Registration):
         value = self._value
         data = seal(value, (self._mark, token_of(None)))
         try:
-            await session.create(path, data, ephemeral=True)
+            await session.create(path, data, counted_in=self._store._path(KEY_REGISTERED))
             return True
         except NoNodeError:
-            await self._store._create_missing(map(self._store._path, ancestors_of(self.key)))
+            needed = (*_OWN, *ancestors_of(self.key))
+            await self._store._create_missing(map(self._store._path, needed))
             raise RetryError from None
         except NodeExistsError:
-            found, stat = await session.get(path)
+            found, stat, count = await self._look()
         if stat.session_id == 0:
             raise KeyExistsError(f"key {self.key!r} exists and is not ephemeral")
         found_value, writers, _ = unseal(self.key, found)
@@ -215,11 +218,17 @@ class ZooKeeperRegistration(Registration):
             return False
         if stat.session_id != session.session_id:
             # This registration's key, from an earlier session that has not expired yet.
-            await session.delete(path, stat.version)
+            await session.delete(path, stat.version, count)
             raise RetryError
         if found_value != value:
-            await session.set(path, data, stat.version)
+            await session.set(path, data, stat.version, count)
         return True
+
+    async def _look(self) -> tuple[bytes, Stat, tuple[str, int]]:
+        """Return the node, and the count that stays while no other session can have created it anew."""
+        count = self._store._path(KEY_REGISTERED)
+        _, counted = await self._store._session.get(count)  # first: a node created afterwards is not counted
+        return *await self._store._session.get(self._store._path(self.key)), (count, counted.version)
 
     async def update(self, value: bytes) -> None:
         self._value = check_value(value)
@@ -242,17 +251,18 @@ class ZooKeeperRegistration(Registration):
                 raise
 
     async def _remove(self, _: Attempt) -> None:
-        path = self._store._path(self.key)
         with suppress(NoNodeError):
-            found, stat = await self._store._session.get(path)
+            found, stat, count = await self._look()
             if self._mark in unseal(self.key, found).writers:
-                await self._store._session.delete(path, stat.version)
+                await self._store._session.delete(self._store._path(self.key), stat.version, count)
 
 
 SESSION_TIMEOUT_S = 6.0
 KEY_OWN = ".store"
 KEY_IDS = f"{KEY_OWN}/ids"
 KEY_SYNC = f"{KEY_OWN}/sync"
+KEY_REGISTERED = f"{KEY_OWN}/registered"
+_OWN = (KEY_OWN, KEY_IDS, KEY_REGISTERED, KEY_SYNC)
 RETRY_PAUSE_S = 0.02
 _LOOKS_AT_ONCE = 64
 _ZXID_BITS = 64
@@ -680,7 +690,7 @@ class ZooKeeperMetadataStore(MetadataStore):
         match error:
             case ConnectionLostError():
                 state.is_synced = False
-            case NoNodeError() | NodeExistsError() | BadVersionError():
+            case NoNodeError() | NodeExistsError() | BadVersionError() | CheckFailedError():
                 # Another client was faster. The next attempt must not read from a lagging server.
                 try:
                     await self._sync(state)
@@ -707,7 +717,7 @@ class ZooKeeperMetadataStore(MetadataStore):
         try:
             await self._session.set(self._path(KEY_SYNC), b"", -1)
         except NoNodeError:
-            await self._create_missing([self._path(part) for part in (KEY_OWN, KEY_IDS, KEY_SYNC)])
+            await self._create_missing(map(self._path, _OWN))
             await self._session.set(self._path(KEY_SYNC), b"", -1)
         state.is_synced = True
 
@@ -733,7 +743,7 @@ class ZooKeeperMetadataStore(MetadataStore):
             root = self._root[1:]
             await self._create_missing([f"/{part}" for part in (*ancestors_of(root), root)])
         if await self._session.exists(self._path(KEY_SYNC)) is None:
-            await self._create_missing([self._path(part) for part in (KEY_OWN, KEY_IDS, KEY_SYNC)])
+            await self._create_missing(map(self._path, _OWN))
 
     async def _create_missing(self, paths: Iterable[str]) -> None:
         for path in paths:

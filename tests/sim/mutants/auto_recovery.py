@@ -312,6 +312,13 @@ MUTANTS = [
         note="no simulated run restores a dump",
     ),
     Mutant(
+        441, "a registration removes the key that another process has made in place of its own",
+        (Edit("metadata.backends.zookeeper.store:ZooKeeperRegistration._put",
+              "session.delete(path, stat.version, count)", "session.delete(path, stat.version)"),),
+        tests=("tests/metadata/test_zookeeper_faults.py", "-k", "expires_meanwhile and moves"),
+        note="as 379",
+    ),
+    Mutant(
         442, "a deletion in ZooKeeper does not depend on its guard",
         (Edit("metadata.backends.zookeeper.store:ZooKeeperMetadataStore.delete",
               "check = None if guard is None else", "check = None if True else"),),
