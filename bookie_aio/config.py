@@ -51,7 +51,7 @@ class Limits:
     """Receive buffers of connections that have stored an add, over all of these connections.
 
     Receive buffers of all other connections have a budget of the same size. A frame gets its buffer only
-    where its whole length has room.
+    where its whole length has room. Where no other frame has room, one may exceed the limit.
     """
     received_rate_min: int = MIB
     """Bytes per second at which a frame has to arrive while other frames wait for room."""

@@ -101,7 +101,15 @@ class Budget:
         """Add `change` to the number in use; below zero, this frees room and wakes the queue."""
         self.used += change
         assert self.used >= 0
-        if change < 0 and self._waiting and not self._is_waking:
+        if change < 0:
+            self._wake_soon()
+
+    @property
+    def _may_wake(self) -> bool:
+        return not self.is_exhausted
+
+    def _wake_soon(self) -> None:
+        if self._waiting and not self._is_waking:
             self._is_waking = True
             self._loop.call_soon(self._wake)
 
@@ -109,11 +117,43 @@ class Budget:
         self._is_waking = False
         # Connections that queue up again during this loop wait for the next call. It would not end otherwise.
         for _ in range(len(self._waiting)):
-            if self.is_exhausted or not self._waiting:
+            if not self._may_wake or not self._waiting:
                 return
             first = next(iter(self._waiting))
             del self._waiting[first]
             first.room_again()
+
+
+class ReceiveBudget(Budget):
+    """A limit on the bytes of receive buffers.
+
+    `reservations`: the frames being read whose buffers are reserved. Each has a deadline.
+    """
+
+    __slots__ = ("reservations",)
+
+    def __init__(self, bytes_max: int, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(bytes_max, loop)
+        self.reservations = 0
+
+    @property
+    def is_crowded(self) -> bool:
+        """Return whether buffers have to be small: the limit is reached, or a frame waits for room."""
+        return self.is_exhausted or bool(self._waiting)
+
+    def begin_frame(self) -> None:
+        """Note that a frame has its room."""
+        self.reservations += 1
+
+    def end_frame(self) -> None:
+        """Note that such a frame is over."""
+        self.reservations -= 1
+        assert self.reservations >= 0
+        self._wake_soon()
+
+    @property
+    def _may_wake(self) -> bool:
+        return not self.reservations or not self.is_exhausted
 
 
 class ReceiveRoom:
@@ -123,6 +163,10 @@ class ReceiveRoom:
 
     A frame that needs a larger buffer first reserves room for all of it. Otherwise frames in part could use
     up the budget, and none of them would ever be complete.
+
+    Invariant: a frame waits only while another has room. What the connections have received in part may use
+    up the budget by itself. So a frame gets room beyond the limit where no other has any: one at a time, each
+    with its deadline. Buffers that no frame needs are let go meanwhile, so that they add up to nothing.
     """
 
     __slots__ = ("_backpressure", "_budget", "_counted", "_limits", "_parser", "_reserved", "is_writer")
@@ -138,6 +182,7 @@ class ReceiveRoom:
 
     def count(self) -> None:
         """Count the buffer as it is now."""
+        self._let_go()
         size = max(self._parser.buffer_bytes, self._reserved)
         if size == self._counted:
             return
@@ -152,8 +197,8 @@ class ReceiveRoom:
 
         Where there is none, return False. The connection is queued then, and has to leave its bytes unread.
         """
+        self._let_go()
         if not self._parser.is_mid_frame:
-            self._reserved = 0
             return True
         claimed = self._parser.claimed_bytes
         if claimed <= self._reserved:
@@ -163,12 +208,24 @@ class ReceiveRoom:
             self._budget = self._backpressure.received
             self.count()
         budget = self._budget
-        if claimed - self._counted > budget.free and budget.used > self._counted:
+        if claimed - self._counted > budget.free and budget.reservations:
             budget.wait(connection)
+            self._parser.shrink(0)
             return False
         self._reserved = claimed
+        budget.begin_frame()
         self.count()
         return True
+
+    def end_frame(self) -> None:
+        """Give up the reservation: the frame was handled."""
+        if self._reserved:
+            self._reserved = 0
+            self._budget.end_frame()
+
+    def _let_go(self) -> None:
+        if not self._reserved and self._budget.is_crowded:
+            self._parser.shrink()
 
     @property
     def frame_timeout_s(self) -> float:
@@ -180,6 +237,7 @@ class ReceiveRoom:
 
     def close(self) -> None:
         """Return the room."""
+        self.end_frame()
         self._budget.count(-self._counted)
         self._counted = 0
 
@@ -369,8 +427,8 @@ class Backpressure:
         self.adds = Budget(limits.bytes_pending_max, loop)
         self.reads = Budget(limits.reads_bytes_max, loop)  # bytes of answers
         self.running = Budget(limits.reads_max, loop)  # reads that are being computed
-        self.received = Budget(limits.received_bytes_max, loop)
-        self.received_of_others = Budget(limits.received_bytes_max, loop)
+        self.received = ReceiveBudget(limits.received_bytes_max, loop)
+        self.received_of_others = ReceiveBudget(limits.received_bytes_max, loop)
         self.clock = clock = clock or loop.time
         self.slow_lane = SlowLane(limits.slow_lane_slice_s, loop, clock, effort or clock)
 

@@ -224,6 +224,7 @@ class Connection(asyncio.BufferedProtocol):
         try:
             while (frame := self._next_frame()) is not None:
                 self._frame_since = None
+                self._room.end_frame()
                 requests = 1
                 if self.again:
                     self.again.popleft()()

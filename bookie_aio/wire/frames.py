@@ -203,6 +203,22 @@ class FrameParser:
         self._parsed = self._filled = self._largest_read = 0
         self._is_lent = False
 
+    def shrink(self, size_min: int = _BUFFER_BYTES_MIN) -> None:
+        """Let go of what the buffers have beyond the bytes not yet parsed, down to `size_min`.
+
+        With 0 the connection must not be read soon: the next bytes need a new buffer.
+        """
+        if not self.is_mid_frame:
+            if self.buffer_bytes > size_min:
+                self.rest()
+            return
+        rest = self._view[self._parsed : self._filled]
+        size = max(size_min, len(rest))
+        self._former = _NO_FORMER
+        self._next_bytes = _BUFFER_BYTES_MIN
+        if size < len(self._view):
+            self._begin(bytearray(size), rest)
+
     def feed(self, data: bytes) -> None:
         """Append bytes that were not read into the buffer of `get_buffer`."""
         view = memoryview(data)
@@ -289,7 +305,10 @@ class FrameParser:
             if claimed > len(rest):
                 want = min(want, claimed)
         usual = min(self._next_bytes, self.buffer_bytes_max)
-        self._view = memoryview(self._new_buffer(max(usual, want + 2 * _ROOM_MIN)))
+        self._begin(self._new_buffer(max(usual, want + 2 * _ROOM_MIN)), rest)
+
+    def _begin(self, buffer: bytearray, rest: memoryview) -> None:
+        self._view = memoryview(buffer)
         self._view[: len(rest)] = rest
         self._parsed, self._filled, self._largest_read = 0, len(rest), 0
         self._is_lent = False

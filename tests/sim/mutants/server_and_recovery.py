@@ -409,6 +409,12 @@ MUTANTS = [
         tests=("tests/bookie_aio/server/test_server_set_back.py", "-k", "request_that_is_cancelled"),
     ),
     Mutant(
+        430, "a frame waits for room although no other frame is being read",
+        (Edit("bookie_aio.server.backpressure:ReceiveRoom.reserve", "and budget.reservations:",
+              "and budget.used > self._counted:"),),
+        tests=("tests/bookie_aio/server/test_server_receive_room.py", "-k", "keep_no_frame_waiting"),
+    ),
+    Mutant(
         375, "a record is a gap though a bookie that may have it did not answer",
         (Edit("client_aio.log.gaps:_lost_entry", " or error.is_unanswered", ""),),
         tests=("tests/client_aio/test_client_gaps.py",),
