@@ -35,6 +35,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, cast
 
 from bookie_aio.server.backpressure import ReceiveRoom
+from bookie_aio.server.responder import WAITING_BYTES
 from bookie_aio.wire.frames import HANDSHAKE_FRAME_BYTES_MAX, FrameParser, encode_frame
 from bookie_aio.wire.messages import ALIVE_ID, VERSION_ALIVE, VERSION_MIN, Done, Op, encode_answer
 from metadata.errors import NotABookieError, ProtocolError
@@ -135,7 +136,7 @@ class Connection(asyncio.BufferedProtocol):
         self._room = ReceiveRoom(self._parser, limits, backpressure)
         self.slow_frames = 0
         self._reads: set[asyncio.Task[int]] = set()
-        self._deferred: deque[tuple[Callable[[], Coroutine[object, object, int]], int, float]] = deque()
+        self._deferred: deque[tuple[Callable[[], Coroutine[object, object, int]], int, float, int]] = deque()
         self._reads_bytes = 0
         self._unsent_reads_bytes = 0  # of computed answers that the peer has not taken yet
         self.is_greeted = self.is_writer = False
@@ -195,7 +196,8 @@ class Connection(asyncio.BufferedProtocol):
             self._timer = None
         for task in self._reads:
             task.cancel()
-        self._deferred.clear()
+        while self._deferred:
+            self.release(self._deferred.popleft()[-1])
         self._release_sent_reads()
         self._room.close()
         self._out.clear()
@@ -299,16 +301,15 @@ class Connection(asyncio.BufferedProtocol):
     def _must_block(self) -> bool:
         limits = self._limits
         if (
-            self._bytes_pending >= limits.connection_bytes_pending_max
-            or self._stalled_since is not None
+            self._stalled_since is not None
             or len(self._reads) >= limits.connection_reads_max
             or self._reads_bytes >= limits.connection_reads_bytes_max
         ):
             return True
-        if self._awaited is not None:
-            return True
-        if self._deferred:
+        if self._deferred:  # before the bytes that are pending, which may be its own
             self._backpressure.wait_for_reads(self)
+            return True
+        if self._bytes_pending >= limits.connection_bytes_pending_max or self._awaited is not None:
             return True
         if self._backpressure.adds.is_exhausted:
             self._backpressure.adds.wait(self)
@@ -333,8 +334,11 @@ class Connection(asyncio.BufferedProtocol):
         """Handle the frames that wait, if nothing blocks the connection any more."""
         if not self._is_blocked or self._is_closing or self._is_processing or self._has_had_turn:
             return
-        while self._deferred and self._backpressure.has_room_for_reads:
-            self._start_read(*self._deferred.popleft())
+        reads_max = self._limits.connection_reads_max
+        while self._deferred and len(self._reads) < reads_max and self._backpressure.has_room_for_reads:
+            read, bytes_max, price, held = self._deferred.popleft()
+            self.release(held)
+            self._start_read(read, bytes_max, price)
         if self._awaits_turn or self._must_block():
             return
         self._is_blocked = False
@@ -397,18 +401,26 @@ class Connection(asyncio.BufferedProtocol):
         """Return the reads that are being computed."""
         return self._reads
 
-    def run_read(self, read: Callable[[], Coroutine[object, object, int]], bytes_max: int) -> None:
+    def run_read(
+        self, read: Callable[[], Coroutine[object, object, int]], bytes_max: int, request_bytes: int
+    ) -> None:
         """Run a read in a task of its own. The read returns the size of the answer that it sent.
 
         While the read runs, `bytes_max` is counted for it. After that the size of the answer is counted,
-        until the peer has taken the answer. Where the budget of all connections is used up, the read starts
-        later, and this connection is blocked until then. The task is cancelled when the connection is lost.
+        until the peer has taken the answer. Where the budget of all connections is used up, or as many reads
+        of this connection run as may, the read starts later. This connection is blocked until then, and the
+        request is held. The task is cancelled when the connection is lost.
         """
         price = self._price
-        if self._deferred or not self._backpressure.may_read_at_once:
-            self._deferred.append((read, bytes_max, price))
-        else:
+        is_below = len(self._reads) < self._limits.connection_reads_max
+        if is_below and not self._deferred and self._backpressure.may_read_at_once:
             self._start_read(read, bytes_max, price)
+            return
+        held = request_bytes + WAITING_BYTES
+        self.hold(held)
+        self._deferred.append((read, bytes_max, price, held))
+        if not self._is_processing and not self._is_blocked and self._must_block():
+            self._block()  # a request that waited aside: no frame is being handled
 
     def _start_read(
         self, read: Callable[[], Coroutine[object, object, int]], bytes_max: int, price: float

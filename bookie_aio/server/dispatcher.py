@@ -40,6 +40,7 @@ from bookie_aio.server.handlers.admin import ClaimHandler, ConfirmedHandler, Ins
 from bookie_aio.server.handlers.fence import Fence
 from bookie_aio.server.handlers.lac import LacHandler
 from bookie_aio.server.handlers.read import ReadHandler
+from bookie_aio.server.handlers.store_waits import StoreWaits
 from bookie_aio.server.responder import WAITING_BYTES, Responder
 from bookie_aio.wire.frames import encode_frame
 from bookie_aio.wire.many import parse_adds, parse_write_lacs
@@ -81,6 +82,7 @@ from metadata.errors import (
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterator
+    from contextlib import AbstractContextManager
 
     from bookie_aio.config import Limits
     from bookie_aio.metrics import RequestMetrics
@@ -185,18 +187,21 @@ class PasswordLedgers:
             self._asking[ledger_id] = asyncio.get_running_loop().create_task(self._ask(ledger_id))
         return self._asking[ledger_id]
 
-    async def may_repair(self, block: Block) -> RepairRight:
+    async def may_repair(self, block: Block, waiting: AbstractContextManager[None]) -> RepairRight:
         """Return whether a repair without a token may store a block.
 
         Of a ledger that is not in the metadata store it may, unless a token has locked the ledger here.
+        While the store is asked, `waiting` is entered.
 
         Raises:
             MetadataError: the metadata store cannot be asked.
+            TooManyRequestsError: too many requests wait for the metadata store (`StoreWaits`).
         """
         ledger_id = block.ledger_id
         for must_ask in (False, True):
             if must_ask:
-                await self._read(ledger_id)
+                with waiting:
+                    await self._read(ledger_id)
             if ledger_id in self._known:
                 known = self._known[ledger_id]
                 if known is None:
@@ -290,10 +295,12 @@ class Dispatcher:
         fence = Fence(engine, responder, metrics)
         reads = ReadHandler(engine, limits, responder, fence, metrics)
         inspections = InspectHandler(engine, limits, responder, info)
-        confirmed = ConfirmedHandler(limits, responder, drop_if_deleted, lift_mark)
+        waits = StoreWaits(limits)
+        confirmed = ConfirmedHandler(responder, waits, drop_if_deleted, lift_mark)
         self._given_ids = given_ids
-        claims = ClaimHandler(engine, responder, given_ids, not_free_below)
-        self._adds = AddHandler(engine, limits, responder, fence, metrics, passwords.may_repair, order)
+        claims = ClaimHandler(engine, responder, waits, given_ids, not_free_below)
+        may_repair = passwords.may_repair
+        self._adds = AddHandler(engine, limits, responder, fence, metrics, may_repair, waits, order)
         self._lacs = LacHandler(engine, limits, responder, fence, loop)
         self._handlers: dict[type[Message], Callable[..., None]] = {
             Add: self._adds.add,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from bookie_aio.storage.journal import when_durable
 from bookie_aio.wire.frames import encode_frame
 from bookie_aio.wire.messages import Done, Failure, Op, Status, encode_answer, encode_failure
-from metadata.errors import DiskFullError, NoSuchLedgerError, StorageError
+from metadata.errors import DiskFullError, NoSuchLedgerError, StorageError, TooManyRequestsError
 
 if TYPE_CHECKING:
     import asyncio
@@ -66,10 +66,13 @@ class Peer(Protocol):
     def added(self) -> None:
         """Note that an add is durable: the peer is a writer."""
 
-    def run_read(self, read: Callable[[], Coroutine[object, object, int]], bytes_max: int) -> None:
+    def run_read(
+        self, read: Callable[[], Coroutine[object, object, int]], bytes_max: int, request_bytes: int
+    ) -> None:
         """Run the coroutine that answers a request in a task, perhaps later.
 
         The coroutine returns the number of bytes that it sent. Until then `bytes_max` is counted for it.
+        `request_bytes`: the bytes of the request's body that are kept until it runs.
         """
 
     def go_on_after(self, future: asyncio.Future[Any], go_on: Callable[[], None]) -> None:
@@ -117,10 +120,13 @@ class Responder:
         request_id: int,
         answering: Callable[[], Coroutine[object, object, int]],
         bytes_max: int,
+        *,
+        request_bytes: int = 0,
     ) -> None:
         """Run the coroutine that answers a request in a task (`Peer.run_read`).
 
-        An error of the storage becomes an answer. Cancelled, with its connection, it answers nothing.
+        An error of the storage becomes an answer, and so does TooManyRequestsError. Cancelled, with its
+        connection, it answers nothing.
         """
 
         async def run() -> int:
@@ -128,11 +134,13 @@ class Responder:
                 return await answering()
             except NoSuchLedgerError as error:
                 self.refuse_deleted(peer, op, request_id, str(error))
+            except TooManyRequestsError as error:
+                self.refuse(peer, op, request_id, Status.TOO_MANY_REQUESTS, str(error))
             except StorageError as error:
                 self.answer_storage_error(peer, op, request_id, error)
             return 0
 
-        peer.run_read(run, bytes_max)
+        peer.run_read(run, bytes_max, request_bytes)
 
     # --- acknowledging and refusing ------------------------------------------------------------
 

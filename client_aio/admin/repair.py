@@ -66,6 +66,7 @@ from metadata.errors import (
     LedgerRepairError,
     NoSuchLedgerError,
     OperationTimeoutError,
+    TooManyRequestsError,
     UnauthorizedAccessError,
 )
 from metadata.ids import TERM_FINAL, TERM_WRITER
@@ -92,6 +93,8 @@ _SLOW_S = 1.0
 """A source that fails after this time is asked no more: each piece would wait for it anew."""
 _THROTTLED_BYTES = 128 << 10
 """With a throttle an answer has so many bytes, so that no bookie and no disk is busy with one for long."""
+_ASK_AGAIN_S = 0.05
+"""The pause before a target is sent a copy again that has too many such requests."""
 _LIFT_TIMEOUT_S = 120.0
 """The bookie looks up all entries that it owes of the ledger."""
 
@@ -470,6 +473,7 @@ class _Copier:
         """The bookies that may hold entries found nowhere: asked for them, they did not deny them."""
 
         self._unanswered: set[str] = set()
+        self._has_stored = False  # the target knows what it has to know of the ledger
         self._hanging: set[str] = set()  # no bookie is waited for twice, neither to connect nor to answer
         # The final term fences former writers at a target that never heard of the ledger's end. Fencing a
         # ledger that has a password needs its token.
@@ -549,7 +553,11 @@ class _Copier:
                 rest = await self._pass_over(rest)
                 continue
             began = self._loop.time()
-            await self._ask_target(asyncio.gather(*map(self._store, blocks)))
+            # Without a token the target asks the metadata store, for few requests at once.
+            first = 0 if self._has_stored or self._token is not None else 1
+            for block in blocks[:first]:
+                await self._ask_target(self._store_when_it_may(block))
+            await self._ask_target(asyncio.gather(*map(self._store, blocks[first:])))
             if self._throttle is not None:
                 await self._throttle(Step(0, self._loop.time() - began, is_write=True))
             rest = rest.after(blocks[-1].last_entry)
@@ -572,6 +580,20 @@ class _Copier:
         following = first_held(rest, listings)
         self.lost.add(rest, following)
         return None if following is None else rest._replace(first=following)
+
+    async def _store_when_it_may(self, block: Block) -> None:
+        """Store a block, again and again while too many requests wait at the target, for `add_timeout_s`."""
+        until = self._loop.time() + self._config.add_timeout_s
+        while True:
+            try:
+                await self._store(block)
+            except TooManyRequestsError:
+                if self._loop.time() >= until:
+                    raise
+                await asyncio.sleep(_ASK_AGAIN_S)
+            else:
+                self._has_stored = True
+                return
 
     async def _store(self, block: Block) -> None:
         data = block.whole(0, block.count)

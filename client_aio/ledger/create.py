@@ -23,6 +23,7 @@ from metadata.errors import (
     LedgerExistsError,
     LedgerIdTakenError,
     NoSuchLedgerError,
+    TooManyRequestsError,
     VersionConflictError,
 )
 from metadata.model.ledger import DIGESTS, LedgerMetadata, check_custom, check_quorums
@@ -45,6 +46,8 @@ _ASKED_S = 1.0
 """The time that bookies have to say whether an id is free."""
 _ASKED_MORE_S = 0.2
 """The same, for the last Qw − Qa of them."""
+_ASK_AGAIN_S = 0.02
+"""The pause before a bookie is asked again that has too many such requests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,13 +158,17 @@ async def _refusal(
 
     async def ask(connection: BookieConnection) -> LedgerIdTakenError | None:
         timeout_s = context.config.read_timeout_s
-        try:
-            await connection.call(IsFree(ledger_id), Done, timeout_s=timeout_s, ledger_id=ledger_id)
-        except LedgerIdTakenError as error:
-            return error
-        except BookKeeperError as error:
-            logger.debug("ledger=%d bookie=%s was not asked: %s", ledger_id, connection.bookie_id, error)
-        return None
+        while True:
+            try:
+                await connection.call(IsFree(ledger_id), Done, timeout_s=timeout_s, ledger_id=ledger_id)
+            except LedgerIdTakenError as error:
+                return error
+            except TooManyRequestsError:  # of many creations at once; whoever asks ends this task in time
+                await asyncio.sleep(_ASK_AGAIN_S)
+                continue
+            except BookKeeperError as error:
+                logger.debug("ledger=%d bookie=%s was not asked: %s", ledger_id, connection.bookie_id, error)
+            return None
 
     asked = [
         asyncio.ensure_future(ask(each))

@@ -44,10 +44,12 @@ from metadata.ids import TERM_FINAL
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+    from contextlib import AbstractContextManager
 
     from bookie_aio.config import Limits
     from bookie_aio.metrics import RequestMetrics
     from bookie_aio.server.handlers.fence import Fence
+    from bookie_aio.server.handlers.store_waits import StoreWaits
     from bookie_aio.server.registration import StandingOrder
     from bookie_aio.server.responder import Peer, Responder
     from bookie_aio.storage.engine import Engine
@@ -129,16 +131,19 @@ class AddHandler:
         responder: Responder,
         fence: Fence,
         metrics: RequestMetrics,
-        may_repair: Callable[[Block], Awaitable[RepairRight]],
+        may_repair: Callable[[Block, AbstractContextManager[None]], Awaitable[RepairRight]],
+        waits: StoreWaits,
         order: StandingOrder,
     ) -> None:
         """Prepare.
 
         Args:
-            may_repair: whether a repair without a token may store a block.
+            may_repair: whether a repair without a token may store a block (`PasswordLedgers`).
+            waits: bounds such repairs while they wait for the metadata store.
             order: the operator's order, which may forbid adds.
         """
         self._may_repair = may_repair
+        self._waits = waits
         self._order = order
         self._engine = engine
         self._storage_metrics = engine.counts
@@ -369,7 +374,9 @@ class AddHandler:
         engine.eviction_candidates.discard(ledger_id)  # at once: see `Engine.eviction_candidates`
 
         async def store() -> int:
-            right = RepairRight.NAMED if has_token else await self._may_repair(block)
+            right = RepairRight.NAMED
+            if not has_token:
+                right = await self._may_repair(block, self._waits.of(peer, Op.ADD))
             if right is RepairRight.NONE:
                 raise UnauthorizedAccessError(
                     f"ledger {ledger_id} has a password, and without it entry {block.last_entry} is not "
@@ -418,7 +425,8 @@ class AddHandler:
                 self._fence.refuse_term(peer, Op.ADD, request_id, self._engine.term(block.ledger_id))
             return 0
 
-        self._responder.run(peer, Op.ADD, request_id, store, block.total_bytes)
+        size = block.total_bytes
+        self._responder.run(peer, Op.ADD, request_id, store, size, request_bytes=size)
 
     def force(self, peer: Peer, request_id: int, request: Force, body: memoryview) -> None:
         """Answer once every add received before over this connection is durable.

@@ -7,16 +7,13 @@ DELETE says that a ledger has been deleted (rule 15). The bookie does not believ
 metadata store first (`bookie_aio.server.ledger_gc`). LIFT_MARK says that the bookie holds what it owes of a
 ledger, and is not believed either (`bookie_aio.server.healing`).
 
-Owns the limits on such requests that wait for the metadata store. While the store is away they wait, and must
-take no more than half of the reads of a connection and of the bookie. Other reads would wait for them
-otherwise.
+IS_FREE, DELETE and LIFT_MARK wait for the metadata store within the limits of `StoreWaits`.
 """
 
 from __future__ import annotations
 
 import json
 import struct
-from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -46,6 +43,7 @@ if TYPE_CHECKING:
 
     from bookie_aio.config import Limits
     from bookie_aio.server.given_ids import GivenIds
+    from bookie_aio.server.handlers.store_waits import StoreWaits
     from bookie_aio.server.responder import Peer, Responder
     from bookie_aio.storage.engine import Engine
 
@@ -114,12 +112,14 @@ class ClaimHandler:
         self,
         engine: Engine,
         responder: Responder,
+        waits: StoreWaits,
         given_ids: GivenIds,
         not_free_below: Callable[[], int],
     ) -> None:
         """`not_free_below` returns the id below which no new ledger may be made."""
         self._engine = engine
         self._responder = responder
+        self._waits = waits
         self._given_ids = given_ids
         self._not_free_below = not_free_below
 
@@ -134,9 +134,10 @@ class ClaimHandler:
         async def answer() -> int:
             try:
                 is_below = ledger_id < self._given_ids.below
-                await self._given_ids.read_again(unless_read_within_s=_READ_WITHIN_S if is_below else 0.0)
+                with self._waits.of(peer, Op.IS_FREE):
+                    await self._given_ids.read_again(unless_read_within_s=_READ_WITHIN_S if is_below else 0.0)
             except MetadataError as error:
-                responder.refuse(peer, Op.IS_FREE, request_id, Status.TOO_MANY_REQUESTS, str(error))
+                responder.refuse(peer, Op.IS_FREE, request_id, Status.INTERNAL_ERROR, str(error))
                 return 0
             await responder.barrier()
             if self._engine.known.is_known(ledger_id):
@@ -159,17 +160,16 @@ class ConfirmedHandler:
 
     def __init__(
         self,
-        limits: Limits,
         responder: Responder,
+        waits: StoreWaits,
         drop_if_deleted: Callable[[int], Awaitable[bool]],
         lift_mark: Callable[[int, int], Awaitable[int]],
     ) -> None:
         """Take `LedgerGarbageCollector.drop_if_deleted` and `Healing.lift`."""
-        self._limits = limits
         self._responder = responder
+        self._waits = waits
         self._drop_if_deleted = drop_if_deleted
         self._lift_mark = lift_mark
-        self._waiting: Counter[Peer] = Counter()
 
     def delete(self, peer: Peer, request_id: int, request: Delete, body: memoryview) -> None:
         """Answer once the ledger's tombstone is durable; refuse where the metadata store has the ledger."""
@@ -202,23 +202,11 @@ class ConfirmedHandler:
         responder = self._responder
 
         async def answer() -> int:
-            own_max = max(1, self._limits.connection_reads_max // 2)
-            all_max = max(1, self._limits.reads_max // 2)
-            if self._waiting[peer] >= own_max or self._waiting.total() >= all_max:
-                reason = (
-                    f"too many requests such as {op.name} wait for the metadata store; send it again later"
-                )
-                responder.refuse(peer, op, request_id, Status.TOO_MANY_REQUESTS, reason)
-                return 0
-            self._waiting[peer] += 1
             try:
-                await answering()
+                with self._waits.of(peer, op):
+                    await answering()
             except MetadataError as error:
                 responder.refuse(peer, op, request_id, Status.INTERNAL_ERROR, str(error))
-            finally:
-                self._waiting[peer] -= 1
-                if not self._waiting[peer]:
-                    del self._waiting[peer]
             return 0
 
         responder.run(peer, op, request_id, answer, 1)

@@ -22,8 +22,11 @@ MUTANTS = [
     Mutant(
         251, "a repair counts copies that the target has not acknowledged",
         (Edit(f"{_COPIER}._copy_run",
-              "await self._ask_target(asyncio.gather(*map(self._store, blocks)))",
-              "asyncio.gather(*map(self._store, blocks), return_exceptions=True)"),),
+              "await self._ask_target(self._store_when_it_may(block))",
+              "asyncio.gather(self._store(block), return_exceptions=True)"),
+         Edit(f"{_COPIER}._copy_run",
+              "await self._ask_target(asyncio.gather(*map(self._store, blocks[first:])))",
+              "asyncio.gather(*map(self._store, blocks[first:]), return_exceptions=True)")),
         ("auto-recovery",),
     ),
     Mutant(

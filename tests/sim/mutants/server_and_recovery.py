@@ -415,6 +415,24 @@ MUTANTS = [
         tests=("tests/bookie_aio/server/test_server_receive_room.py", "-k", "keep_no_frame_waiting"),
     ),
     Mutant(
+        431, "any number of requests may wait for the metadata store",
+        (Edit("bookie_aio.server.handlers.store_waits:StoreWaits.of",
+              "if self._waiting[peer] >= self._own_max or self._waiting.total() >= self._all_max:",
+              "if False:"),),
+        tests=("tests/bookie_aio/server/test_server_store_waits.py", "-k", "leaves_room_for_reads"),
+    ),
+    Mutant(
+        432, "the repairs of one frame run all at once",
+        (Edit("bookie_aio.server.connection:Connection.run_read", "if is_below and not", "if not"),),
+        tests=("tests/bookie_aio/server/test_server_store_waits.py", "-k", "as_many_at_once"),
+    ),
+    Mutant(
+        433, "requests that wait for their turn among the reads count nowhere",
+        (Edit("bookie_aio.server.connection:Connection.run_read",
+              "held = request_bytes + WAITING_BYTES", "held = 0"),),
+        tests=("tests/bookie_aio/server/test_server_store_waits.py", "-k", "their_turn_count"),
+    ),
+    Mutant(
         375, "a record is a gap though a bookie that may have it did not answer",
         (Edit("client_aio.log.gaps:_lost_entry", " or error.is_unanswered", ""),),
         tests=("tests/client_aio/test_client_gaps.py",),
