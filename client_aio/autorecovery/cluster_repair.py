@@ -8,7 +8,8 @@ first. Both steps are those of the auditor and of the workers (`Worker.look` and
   instead; all others that are down are then left as they are.
 - Each ledger is repaired under its lock, which is ephemeral. A ledger that a worker has locked is waited for,
   and looked at again. So a service that runs meanwhile does no work twice.
-- The repair task of a ledger that is whole is deleted, as a worker does it.
+- The repair task of a ledger that is whole is deleted, as a worker does it. The bookies that it names have to
+  answer, and are read.
 - Nothing is recorded. Killed anywhere, the command leaves ledgers that are whole, or as they were; run again,
   it finds the rest.
 """
@@ -24,7 +25,7 @@ from client_aio.autorecovery.survey import all_metadata, layout_in_full
 from client_aio.autorecovery.worker import Outcome, Worker, release
 from client_aio.config import AutoRecoveryConfig
 from client_aio.core.audit import LedgerIndex, Seats
-from metadata.access.repair_tasks import RepairTasks, WorkerRecord
+from metadata.access.repair_tasks import RepairTask, RepairTasks, WorkerRecord
 from metadata.errors import (
     BookKeeperError,
     InvalidTransitionError,
@@ -210,14 +211,15 @@ class ClusterRepair:
                     break
             await asyncio.sleep(_LOCKED_S)
         try:
-            version = None
+            task, version = RepairTask({}, 0), None
             if ref is not None:
                 with suppress(NoSuchKeyError, MetadataCorruptError):
-                    _, version = await self._tasks.read(ref)
-            outcome = await self._worker.attempt(ledger_id, lost)
+                    task, version = await self._tasks.read(ref)
+            outcome = await self._worker.attempt(ledger_id, lost, task)
             if not outcome.is_done:
                 # Damage that the first attempt read got a mark of its own, which only a second one may lift.
-                outcome = await self._worker.attempt(ledger_id, lost)
+                task = task.failed(outcome.error, outcome.entries_lost, outcome.doubted)
+                outcome = await self._worker.attempt(ledger_id, lost, task)
             if outcome.is_done and ref is not None and version is not None:
                 await self._tasks.done(ref, version)
             return outcome

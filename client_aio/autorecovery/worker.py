@@ -7,8 +7,11 @@ The shell around `client_aio.core.audit`. All writes to bookies and to ledgers' 
 - A lost bookie loses its seats. It may be lost by the auditor's word only, and not registered at this moment.
 - A bookie that an operator has ordered to leave loses its seats, running or not. The order is read again.
 - A bookie that answers is repaired in its own place, and its mark is lifted where that is right.
+- Bookies that a task names for entries missing or lost are in doubt. They are read whatever they list.
 - A task is deleted when a second look at the bookies finds every copy, and at the version that was read. A
   task to which the auditor has added something meanwhile stays.
+- A task stays if a repair failed, or an entry was found nowhere. It then names the bookies that lack entries
+  by now, and those not verified. Those that were verified are not named for that any more.
 
 A worker that is killed leaves copies that nobody names, or a fragment that is repaired. Its lock ends with
 its session, and another worker takes the task. One task at a time: memory does not grow with the tasks.
@@ -18,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
@@ -90,6 +94,8 @@ class Outcome(NamedTuple):
     is_done: bool
     error: str = ""
     entries_lost: int = 0
+    doubted: tuple[str, ...] = ()
+    """The bookies that lack entries, or whose copies were not all read."""
 
 
 class Worker:
@@ -289,9 +295,7 @@ class Worker:
         began = self._loop.time()
         try:
             # An attempt is given up when an operator pauses auto recovery.
-            outcome = await unless(
-                self._paused.wait(), self.attempt(ref.ledger_id, task.lost, task.concerned)
-            )
+            outcome = await unless(self._paused.wait(), self.attempt(ref.ledger_id, task.lost, task))
             if outcome is not None:
                 await self._settle(ref, task, version, outcome)
         finally:
@@ -316,64 +320,79 @@ class Worker:
         self.record = replace(self.record, failed=self.record.failed + 1)
         self._note_rest(ref, task.attempts + 1)
         with suppress(VersionConflictError, NoSuchKeyError):
-            await self._tasks.update(ref, task.failed(outcome.error, outcome.entries_lost), version)
+            failed = task.failed(outcome.error, outcome.entries_lost, outcome.doubted)
+            await self._tasks.update(ref, failed, version)
 
     def _note_rest(self, ref: TaskRef, attempts: int) -> None:
         pause_s = retry_after_s(attempts, self._config.retry_s, self._config.retry_max_s)
         self._rests[ref.name] = (attempts, self._loop.time() + pause_s)
 
     async def attempt(
-        self, ledger_id: int, lost_bookies: Collection[str], concerned: Collection[str] = ()
+        self, ledger_id: int, lost_bookies: Collection[str], task: RepairTask | None = None
     ) -> Outcome:
         """Repair a ledger as far as that is possible now. Its caller holds the ledger's lock.
 
         Args:
             lost_bookies: bookies that lose their seats if they are not registered now.
-            concerned: bookies that have to answer: what they hold is why there is a task.
+            task: names bookies that have to answer: what they hold is why there is a task.
         """
         self._courtesy.begin(self._loop.time())
-        outcome = await self._attempt(ledger_id, lost_bookies, concerned)
+        outcome = await self._attempt(ledger_id, lost_bookies, task or RepairTask({}, 0))
         await self._yield(0.0)
         return outcome
 
-    async def _attempt(
-        self, ledger_id: int, lost_bookies: Collection[str], concerned: Collection[str]
-    ) -> Outcome:
-        lost, errors = 0, []
+    async def _attempt(self, ledger_id: int, lost_bookies: Collection[str], task: RepairTask) -> Outcome:
+        lost, errors, doubted = 0, [], set(task.doubted)
         try:
             await self._context.pool.directory.refresh()
-            seats, _ = await self.look(ledger_id, lost_bookies)
+            seats, _ = await self.look(ledger_id, lost_bookies, doubted)
             for bookie_id in (*seats.in_place, *seats.replaced):
+                in_place = bookie_id in seats.in_place
                 try:
-                    lost += await self._repair(ledger_id, bookie_id, in_place=bookie_id in seats.in_place)
+                    missing = await self._repair(ledger_id, bookie_id, in_place=in_place)
                 except NoSuchLedgerError:
                     raise
                 except BookKeeperError as error:
                     errors.append(f"{bookie_id}: {error}")
+                    # The bookie that got the copies may be named already, and not be verified.
+                    names = (bookie_id, error.bookie_id)
+                    doubted.update(name for name in names if name and name not in seats.replaced)
+                else:
+                    lost += sum(missing.values())
+                    doubted.discard(bookie_id)
+                    doubted.update(missing)
             left = seats
             if seats.in_place or seats.replaced:
-                left, _ = await self.look(ledger_id, lost_bookies)
+                left, _ = await self.look(ledger_id, lost_bookies, doubted)
             else:
                 await self._spread(ledger_id)
                 await self._clear_absent(ledger_id)
         except NoSuchLedgerError:
             return Outcome(is_done=True)  # It was deleted.
         except BookKeeperError as error:
-            return Outcome(is_done=False, error=str(error))
+            return Outcome(False, str(error), lost, tuple(task.doubted | doubted))
         lacking = (*left.in_place, *left.replaced)
-        silent = [name for name in left.unknown if name in concerned]
-        if not lacking and not silent:
-            return Outcome(is_done=True)
+        silent = [name for name in left.unknown if name in task.concerned | doubted]
         if lost:
             errors.append(f"{lost:,} entries can be had from no bookie")
         if silent:  # no answer is no proof that it has all of them by now
             errors.append(f"{', '.join(silent)} does not answer")
-        return Outcome(False, "; ".join(errors) or f"{', '.join(lacking)} still lacks entries", lost)
+        if not lacking and not errors:
+            return Outcome(is_done=True)
+        unproven = (*left.in_place, *(task.doubted | doubted).intersection(left.unknown))
+        return Outcome(
+            False, "; ".join(errors) or f"{', '.join(lacking)} still lacks entries", lost, unproven
+        )
 
-    async def look(self, ledger_id: int, lost_bookies: Collection[str]) -> tuple[Seats, int]:
+    async def look(
+        self, ledger_id: int, lost_bookies: Collection[str], doubted: Collection[str] = ()
+    ) -> tuple[Seats, int]:
         """Ask the bookies of a ledger; return what there is to do, and the scarcest entry's good copies.
 
         The copies are as the bookies list them, of fragments in the head and in pages.
+
+        Args:
+            doubted: the bookies that are to be repaired in their places, whatever they list.
 
         Raises:
             NoSuchLedgerError: the ledger was deleted.
@@ -383,7 +402,7 @@ class Worker:
         states = replica_states(await list_replicas(self._context, ledger_id))
         running = self._context.pool.directory.available
         leaving = self._context.pool.directory.orders.leaving
-        seats = seats_to_repair(states, lost_bookies, running, marks_stay(metadata), leaving)
+        seats = seats_to_repair(states, lost_bookies, running, marks_stay(metadata), leaving, doubted)
         return seats, copies_by_replicas(metadata.write_quorum, states)
 
     async def _spread(self, ledger_id: int) -> None:
@@ -430,15 +449,23 @@ class Worker:
                         if first_entry == part.first_entry:
                             await self._run(ledger_id, bookie_id, by=bookie_id, only=first_entry)
 
-    async def _repair(self, ledger_id: int, bookie_id: str, *, in_place: bool) -> int:
-        """Repair one bookie's part of a ledger; return how many entries no bookie returned."""
+    async def _repair(self, ledger_id: int, bookie_id: str, *, in_place: bool) -> dict[str, int]:
+        """Repair one bookie's part of a ledger.
+
+        Returns:
+            How many entries no bookie returned, by the bookie that owes them now.
+        """
         by = bookie_id if in_place and self._takes_copies(bookie_id) else None
         order = self._context.pool.directory.orders.by_bookie.get(bookie_id)
         preferred = order.successor if order is not None else ""
         report = await self._run(ledger_id, bookie_id, by=by, preferred=preferred)
         if report.mark_left:
             logger.warning("ledger=%d bookie=%s keeps its mark: %s", ledger_id, bookie_id, report.mark_left)
-        return sum(run.entries for fragment in report.fragments for run in fragment.lost)
+        missing = Counter[str]()
+        for fragment in report.fragments:
+            if fragment.lost:
+                missing[fragment.replacement] += sum(run.entries for run in fragment.lost)
+        return missing
 
     def _takes_copies(self, bookie_id: str) -> bool:
         """Return whether a bookie that answers may be repaired in its place.

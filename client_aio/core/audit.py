@@ -478,7 +478,7 @@ class Seats(NamedTuple):
     """The bookies of a ledger that a worker has to care for, by the way it does that."""
 
     in_place: tuple[str, ...]
-    """Bookies that answer and lack entries, or have a mark that can be lifted: copied to in their place."""
+    """Bookies that answer, and lack entries, are in doubt, or have a mark that can be lifted: copied to."""
     replaced: tuple[str, ...]
     """Bookies that are lost and do not answer, or that leave: others get their seats."""
     unknown: tuple[str, ...]
@@ -491,6 +491,7 @@ def seats_to_repair(
     running: Collection[str],
     marks_stay: Collection[str],
     leaving: Collection[str] = (),
+    doubted: Collection[str] = (),
 ) -> Seats:
     """Return what to do about the bookies of a ledger.
 
@@ -500,6 +501,7 @@ def seats_to_repair(
         running: the bookies that are registered now. A lost bookie that is back is repaired in its place.
         marks_stay: the bookies whose marks cannot be lifted now. A mark alone of such a bookie needs nothing.
         leaving: the bookies that an operator has ordered to leave, running or not.
+        doubted: the bookies of which somebody knows more than they list, such as entries that cannot be read.
     """
     in_place: dict[str, None] = {}
     replaced: dict[str, None] = {}
@@ -510,7 +512,11 @@ def seats_to_repair(
         elif replica.is_silent:
             is_gone = replica.bookie_id in lost and replica.bookie_id not in running
             (replaced if is_gone else unknown)[replica.bookie_id] = None
-        elif not replica.is_whole or (replica.is_marked and replica.bookie_id not in marks_stay):
+        elif (
+            not replica.is_whole
+            or replica.bookie_id in doubted
+            or (replica.is_marked and replica.bookie_id not in marks_stay)
+        ):
             in_place[replica.bookie_id] = None
     return Seats(tuple(in_place), tuple(replaced), tuple(unknown))
 

@@ -44,7 +44,7 @@ from metadata.ids import (
 from metadata.model.record import FORMAT_VERSION, Record
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping
+    from collections.abc import AsyncGenerator, Collection, Mapping
 
     from metadata.store import MetadataStore, Registration, Version
 
@@ -121,6 +121,11 @@ class RepairTask(Record):
         """Return all bookies that the reasons name."""
         return frozenset().union(*self.reasons.values())
 
+    @property
+    def doubted(self) -> frozenset[str]:
+        """Return the bookies whose copies are to be read, whatever they list."""
+        return frozenset((*self.reasons.get(REASON_MISSING, ()), *self.reasons.get(REASON_MARKED, ())))
+
     def merged(self, reasons: Mapping[str, list[str]]) -> RepairTask:
         """Return the task with further reasons; the same object if there are none."""
         both = {
@@ -129,10 +134,19 @@ class RepairTask(Record):
         }
         return self if both == self.reasons else replace(self, reasons=both)
 
-    def failed(self, error: str, entries_lost: int) -> RepairTask:
-        """Return the task after an attempt that failed."""
+    def failed(self, error: str, entries_lost: int, doubted: Collection[str]) -> RepairTask:
+        """Return the task after an attempt that failed.
+
+        Args:
+            doubted: the bookies that lack entries by now, or whose copies were not all read.
+        """
+        marked = set(doubted).intersection(self.reasons.get(REASON_MARKED, ()))
+        judged = {REASON_MISSING: sorted(set(doubted) - marked), REASON_MARKED: sorted(marked)}
+        reasons = {reason: bookies for reason, bookies in {**self.reasons, **judged}.items() if bookies}
         text = error[:_ERROR_CHARACTERS]
-        return replace(self, attempts=self.attempts + 1, error=text, entries_lost=entries_lost)
+        return replace(
+            self, reasons=reasons, attempts=self.attempts + 1, error=text, entries_lost=entries_lost
+        )
 
     def _check(self) -> None:
         for reason, bookies in self.reasons.items():

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import client_aio
-from client_aio.autorecovery.cluster_repair import ClusterRepair
+from client_aio.autorecovery.cluster_repair import ClusterRepair, Findings, LackingLedger
 from client_aio.autorecovery.survey import all_metadata, survey
 from client_aio.autorecovery.verification import Verification
 from client_aio.config import MIB
-from client_aio.core.audit import Condition
-from metadata.access.repair_tasks import REASON_LOST, RepairTask, RepairTasks, TaskRef
+from client_aio.core.audit import Condition, Seats
+from metadata.access.repair_tasks import REASON_LOST, REASON_MISSING, RepairTask, RepairTasks, TaskRef
 from metadata.errors import InvalidTransitionError
 from tests.support.cli import TIMEOUT_S, Cli
 from tests.support.cluster import Cluster
@@ -125,3 +125,27 @@ async def test_too_few_bookies_fail_and_only_named_bookies_are_lost(tmp_path: Pa
         assert (await again.find(lambda _, __: None)).lacking == []
         with pytest.raises(InvalidTransitionError, match="bookie b1 runs, so it is not lost"):
             await ClusterRepair(client._context, bytes_per_s=MIB, lost=["b1"]).find(lambda _, __: None)
+
+
+async def test_a_task_stays_where_the_bookie_that_it_names_does_not_answer(tmp_path: Path) -> None:
+    impatient = client_aio.ClientConfig(connect_timeout_s=0.5, read_timeout_s=0.5)
+    async with (
+        Cluster(tmp_path) as cluster,
+        client_aio.connect(cluster.uri, config=impatient) as client,
+    ):
+        await cluster["b2"].kill()
+        ledger_id = await written(client, 3)
+        await cluster["b2"].start()
+        tasks, ref = RepairTasks(client._context.ledgers.store), TaskRef(2, ledger_id, "t")
+        await tasks.create(ref, RepairTask({REASON_MISSING: ["b3"]}, since_ms=0))
+        lacking = LackingLedger(ledger_id, 1, Seats(("b2",), (), ("b3",)))
+        cluster["b3"].stop()
+        try:
+            repairing = ClusterRepair(client._context, bytes_per_s=MIB)
+            rows = repairing.repair(Findings([], [lacking], {}, 0, 0), ledgers_at_once=1)
+            outcomes = [outcome async for _, outcome in rows]
+        finally:
+            cluster["b3"].resume()
+        assert [(one.is_done, one.error) for one in outcomes] == [(False, "b3 does not answer")]
+        assert await tasks.refs() == [ref]
+        assert (await client.ledger_replicas(ledger_id))[1].entries_missing == 0

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import client_aio
+import client_aio.admin.repair as repair_module
 import client_aio.autorecovery.worker as worker_module
 import client_aio.bookies.pool as pool_module
 from benchmarks.processes import Child
@@ -21,20 +22,21 @@ from client_aio.autorecovery.service import AutoRecovery
 from client_aio.autorecovery.survey import auto_recovery_state, survey
 from client_aio.autorecovery.worker import Worker
 from client_aio.config import AutoRecoveryConfig
-from client_aio.core.audit import Condition, Layout, Ties
+from client_aio.core.audit import Condition, Layout, Seats, Ties
 from metadata.access.bookies import DRAINING, Order, Orders
 from metadata.access.repair_tasks import (
+    REASON_LOST,
     REASON_MISSING,
     AuditorRecord,
     RepairTask,
     RepairTasks,
     TaskRef,
 )
-from metadata.errors import MetadataUnavailableError
+from metadata.errors import BookieUnavailableError, MetadataUnavailableError
 from metadata.ids import KEY_REPAIR_LOCKS
 from tests.integration.test_healing import lose_segments, mark_of
 from tests.support.cluster import BookieProcess, Cluster
-from tests.support.replicas import WAIT_S, lose
+from tests.support.replicas import WAIT_S, flip, lose
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
@@ -312,7 +314,7 @@ async def test_a_task_is_not_done_while_the_bookie_that_it_names_does_not_answer
         cluster[bookie].stop()
         try:
             assert (await worker.attempt(ledger_id, ())).is_done
-            outcome = await worker.attempt(ledger_id, (), {bookie})
+            outcome = await worker.attempt(ledger_id, (), RepairTask({REASON_MISSING: [bookie]}, 0))
         finally:
             cluster[bookie].resume()
         assert (outcome.is_done, outcome.error) == (False, f"{bookie} does not answer")
@@ -372,7 +374,7 @@ async def test_tasks_that_never_end_leave_room_for_ledgers_that_can_be_repaired(
             for ref in refs:
                 task, version = await tasks.read(ref)
                 if ref.ledger_id in hopeless:
-                    await tasks.update(ref, task.failed("no copy is left", 1), version)
+                    await tasks.update(ref, task.failed("no copy is left", 1, ()), version)
                     failed.add(ref.ledger_id)
                 else:
                     await tasks.done(ref, version)  # The auditor finds no such ledger.
@@ -519,13 +521,11 @@ async def test_workers_on_one_host_work_one_after_another(
     at_once: list[int] = []
     attempt = Worker.attempt
 
-    async def counted(
-        worker: Worker, ledger_id: int, lost: Collection[str], concerned: Collection[str]
-    ) -> Outcome:
+    async def counted(worker: Worker, ledger_id: int, lost: Collection[str], task: RepairTask) -> Outcome:
         working.append(ledger_id)
         at_once.append(len(working))
         try:
-            return await attempt(worker, ledger_id, lost, concerned)
+            return await attempt(worker, ledger_id, lost, task)
         finally:
             working.remove(ledger_id)
 
@@ -541,3 +541,120 @@ async def test_workers_on_one_host_work_one_after_another(
         await until_whole(clients[0], ledger_ids)
     assert len(at_once) > 1
     assert set(at_once) == {1}
+
+
+async def test_what_a_sample_found_is_mended_though_the_bookie_lists_everything(tmp_path: Path) -> None:
+    async with Cluster(tmp_path) as cluster, client_aio.connect(cluster.uri) as client:
+        ledger_id = await written(client)
+        await cluster["b3"].end()
+        flip(cluster["b3"].directory, b"entry 7 " * 20)
+        await cluster["b3"].start()
+        worker = Worker(client._context, AutoRecoveryConfig(**QUICK), "w")
+        assert (await worker.look(ledger_id, ()))[0] == Seats((), (), ())
+        task = RepairTask({REASON_MISSING: ["b3"]}, 0)
+        outcome = await worker.attempt(ledger_id, (), task)
+        assert outcome.doubted == ("b3",), "it has a mark since this read"
+        task = task.failed(outcome.error, outcome.entries_lost, outcome.doubted)
+        assert (await worker.attempt(ledger_id, (), task)).is_done
+        assert await faults_of(client, [ledger_id]) == []
+
+
+async def test_a_task_stays_until_the_new_bookie_of_a_seat_is_verified(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    impatient = client_aio.ClientConfig(connect_timeout_s=0.5, read_timeout_s=0.5)
+    verify, verified = repair_module._Copier.verify, list[str]()
+
+    async def fail_once(copier: repair_module._Copier) -> None:
+        verified.append(copier._target.bookie_id)
+        if len(verified) == 1:
+            error = BookieUnavailableError("cut off", bookie_id=verified[0])
+            raise repair_module._TargetFailed(error)
+        await verify(copier)
+
+    monkeypatch.setattr(repair_module._Copier, "verify", fail_once)
+    async with (
+        Cluster(tmp_path, bookies=4) as cluster,
+        client_aio.connect(cluster.uri, config=impatient) as client,
+    ):
+        ledger_id = await written(client)
+        bookies = (await client.ledger_metadata(ledger_id)).fragments[0].bookies
+        (new,) = {"b1", "b2", "b3", "b4"}.difference(bookies)
+        await lose(cluster[bookies[0]])
+        await until_gone(client, bookies[0])
+        worker = Worker(client._context, AutoRecoveryConfig(**QUICK), "w")
+        task = RepairTask({REASON_LOST: [bookies[0]]}, 0)
+        outcome = await worker.attempt(ledger_id, task.lost, task)
+        assert (outcome.is_done, outcome.doubted) == (False, (new,)), "it lists everything"
+        task = task.failed(outcome.error, outcome.entries_lost, outcome.doubted)
+        cluster[new].stop()
+        try:
+            outcome = await worker.attempt(ledger_id, task.lost, task)
+        finally:
+            cluster[new].resume()
+        assert (outcome.is_done, outcome.error) == (False, f"{new} does not answer")
+        task = task.failed(outcome.error, outcome.entries_lost, outcome.doubted)
+        assert task.reasons == {REASON_LOST: [bookies[0]], REASON_MISSING: [new]}
+        assert (await worker.attempt(ledger_id, task.lost, task)).is_done
+        assert verified == [new, new]
+        assert await faults_of(client, [ledger_id]) == []
+
+
+async def until_gone(client: client_aio.Client, bookie_id: str) -> None:
+    """Wait until the registration of a bookie has ended."""
+    directory = client._context.pool.directory
+    async with asyncio.timeout(WAIT_S):
+        while bookie_id in directory.available:
+            await directory.wait_for_change(0.1)
+            await directory.refresh()
+
+
+async def test_a_task_that_failed_names_the_bookies_that_lack_entries_now(tmp_path: Path) -> None:
+    impatient = client_aio.ClientConfig(connect_timeout_s=0.5, read_timeout_s=0.5)
+    async with (
+        Cluster(tmp_path, bookies=5) as cluster,
+        client_aio.connect(cluster.uri, config=impatient) as client,
+    ):
+        tasks = RepairTasks(client._context.ledgers.store)
+        ledger_id = await written(client, ensemble_size=3, write_quorum=2, ack_quorum=2)
+        *lost, good = (await client.ledger_metadata(ledger_id)).fragments[0].bookies
+        new = sorted({"b1", "b2", "b3", "b4", "b5"}.difference([*lost, good]))
+        for bookie_id in lost:
+            await lose(cluster[bookie_id])
+            await until_gone(client, bookie_id)
+        await tasks.write_auditor(AuditorRecord(lost=lost))
+        ref = TaskRef(0, ledger_id, "t")
+        await tasks.create(ref, RepairTask({REASON_LOST: lost, REASON_MISSING: [good]}, 0))
+        worker = Worker(client._context, AutoRecoveryConfig(**QUICK), "w")
+        registration = await tasks.announce(worker.record)
+        await worker._do(ref, registration)
+        task, _ = await tasks.read(ref)
+        assert (task.attempts, task.entries_lost > 0) == (1, True)
+        assert task.reasons == {REASON_LOST: lost, REASON_MISSING: new}, "the good one was verified"
+        cluster[new[0]].stop()
+        try:
+            await worker._do(ref, registration)
+        finally:
+            cluster[new[0]].resume()
+        task, _ = await tasks.read(ref)
+        assert task.reasons == {REASON_LOST: lost, REASON_MISSING: new}, "also the one that is silent"
+
+
+async def test_a_task_whose_repair_failed_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: object) -> None:
+        raise MetadataUnavailableError("away")
+
+    async with Cluster(tmp_path, bookies=4) as cluster, client_aio.connect(cluster.uri) as client:
+        ledger_id = await written(client)
+        lost = (await client.ledger_metadata(ledger_id)).fragments[0].bookies[0]
+        await lose(cluster[lost])
+        await until_gone(client, lost)
+        worker = Worker(client._context, AutoRecoveryConfig(**QUICK), "w")
+        with monkeypatch.context() as patched:
+            patched.setattr(repair_module._Copier, "verify", fail)
+            outcome = await worker.attempt(ledger_id, [lost])
+        assert (outcome.is_done, outcome.error) == (False, f"{lost}: away")
+        assert (await worker.look(ledger_id, [lost]))[0] == Seats((), (), ())
+        assert (await worker.attempt(ledger_id, [lost])).is_done

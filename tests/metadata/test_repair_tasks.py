@@ -49,9 +49,9 @@ async def test_a_task_that_was_changed_meanwhile_is_not_done(store: MetadataStor
     await tasks.update(ref, more, version)
     assert not await tasks.done(ref, version)
     with pytest.raises(VersionConflictError):
-        await tasks.update(ref, task.failed("no bookie", 0), version)
+        await tasks.update(ref, task.failed("no bookie", 0, ()), version)
     _, now = await tasks.read(ref)
-    await tasks.update(ref, more.failed("x" * 10_000, 3), now)
+    await tasks.update(ref, more.failed("x" * 10_000, 3, ()), now)
     failed, now = await tasks.read(ref)
     assert (failed.attempts, failed.entries_lost, len(failed.error)) == (1, 3, 500)
     assert await tasks.done(ref, now)

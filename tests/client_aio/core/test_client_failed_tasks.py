@@ -58,7 +58,7 @@ def test_every_ledger_has_its_turn_and_the_table_is_never_too_full(places: int, 
     for _ in range(3 * hopeless + 3):
         new = waiting[: places - len(here)]
         del waiting[: len(new)]
-        here = {ref: one.failed("again", 0) for ref, one in here.items()}
+        here = {ref: one.failed("again", 0, ()) for ref, one in here.items()}
         here.update((TaskRef(1, ledger_id, "t"), task(FAILURES)) for ledger_id in new)
         if not waiting:
             # From now on those that were set aside are the only ones that come.

@@ -58,7 +58,7 @@ MUTANTS = [
     ),
     Mutant(
         256, "a worker does not look again whether every copy is there",
-        (Edit(f"{_WORKER}._attempt", "if not lacking and not silent:", "if True:"),),
+        (Edit(f"{_WORKER}._attempt", "if not lacking and not errors:", "if True:"),),
         tests=("tests/integration/test_autorecovery.py", "-k", "cannot_be_repaired"),
     ),
     Mutant(
@@ -114,8 +114,30 @@ MUTANTS = [
     ),
     Mutant(
         370, "a task is done though the bookie that it names does not answer",
-        (Edit(f"{_WORKER}._attempt", "if name in concerned", "if False"),),
+        (Edit(f"{_WORKER}._attempt", "if name in task.concerned | doubted", "if False"),),
         tests=("tests/integration/test_autorecovery.py", "-k", "does_not_answer"),
+    ),
+    Mutant(
+        450, "a bookie that was named and not verified is not in doubt",
+        (Edit(f"{_WORKER}._attempt",
+              "doubted.update(name for name in names if name and name not in seats.replaced)", "pass"),),
+        tests=("tests/integration/test_autorecovery.py", "-k", "is_verified"),
+    ),
+    Mutant(
+        451, "a task is done though its repair failed",
+        (Edit(f"{_WORKER}._attempt", "if not lacking and not errors:", "if not lacking and not silent:"),),
+        tests=("tests/integration/test_autorecovery.py", "-k", "whose_repair_failed"),
+    ),
+    Mutant(
+        452, "a bookie that lists everything lacks nothing, whatever its task says",
+        (Edit(f"{_WORKER}._attempt", "set(task.doubted)\n", "set()\n"),),
+        tests=("tests/integration/test_autorecovery.py", "-k", "sample_found"),
+    ),
+    Mutant(
+        453, "a task that failed goes on naming the bookies of its beginning",
+        (Edit(f"{_WORKER}._settle",
+              "outcome.entries_lost, outcome.doubted", "outcome.entries_lost, task.doubted"),),
+        tests=("tests/integration/test_autorecovery.py", "-k", "lack_entries_now"),
     ),
     Mutant(
         371, "a task that fails takes every turn",
