@@ -266,7 +266,8 @@ class Auditor:
         if not self._context.finder.spans_racks:
             return
         racks, candidates = racks_of(self._context)
-        for ledger_id in self.index.on_one_rack(racks, candidates)[: self._config.tasks_max]:
+        # Half of the places at most: no worker may have a policy for them.
+        for ledger_id in self.index.on_one_rack(racks, candidates)[: (self._config.tasks_max + 1) // 2]:
             if not any(ledger_id in known for known in (self._refs, self._found, self._failed.aside)):
                 self._found[ledger_id] = (COPIES_MAX, {REASON_RACKS: []})
                 self._is_dirty = True

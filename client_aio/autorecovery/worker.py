@@ -42,7 +42,7 @@ from client_aio.core.placement import spread
 from client_aio.core.repair_plan import Part, complete_parts
 from client_aio.unbounded.paged_fragments import spans
 from metadata.access.bookies import split_address
-from metadata.access.repair_tasks import RepairTask, RepairTasks, TaskRef, WorkerRecord
+from metadata.access.repair_tasks import COPIES_MAX, RepairTask, RepairTasks, TaskRef, WorkerRecord
 from metadata.errors import (
     BookKeeperError,
     ClientClosedError,
@@ -191,7 +191,10 @@ class Worker:
         free = [
             ref
             for ref in self._queue
-            if ref.ledger_id not in locked and self._rests.get(ref.name, (0, 0.0))[1] <= now
+            if ref.ledger_id not in locked
+            and self._rests.get(ref.name, (0, 0.0))[1] <= now
+            # Without a policy that spans racks there is nothing to do: it is left to workers that have one.
+            and (ref.copies < COPIES_MAX or self._context.finder.spans_racks)
         ]
         if not free:
             return None
@@ -370,6 +373,8 @@ class Worker:
         except NoSuchLedgerError:
             return Outcome(is_done=True)  # It was deleted.
         except BookKeeperError as error:
+            if error.bookie_id:
+                doubted.add(error.bookie_id)
             return Outcome(False, str(error), lost, tuple(task.doubted | doubted))
         lacking = (*left.in_place, *left.replaced)
         silent = [name for name in left.unknown if name in task.concerned | doubted]
@@ -409,7 +414,7 @@ class Worker:
         """Exchange bookies of complete fragments for some on other racks, if the policy spans racks.
 
         Raises:
-            BookKeeperError: a copy could not be made.
+            BookKeeperError: a copy could not be made, or the bookie cannot be had.
         """
         if not self._context.finder.spans_racks:
             return
@@ -423,9 +428,10 @@ class Worker:
             bookies = list(part.bookies)
             while (exchange := spread(bookies, metadata.write_quorum, racks, candidates)) is not None:
                 seat, new = exchange
-                report = await self._run(ledger_id, bookies[seat], preferred=new, only=part.first_entry)
-                if not report.fragments or report.fragments[0].replacement != new:
-                    break  # Another client changed the fragment, or trimmed it; or the bookie failed.
+                # By no other one: it may be on the same rack, and the next attempt would copy again.
+                report = await self._run(ledger_id, bookies[seat], by=new, only=part.first_entry)
+                if not report.fragments:
+                    break  # Another client changed the fragment, or trimmed it.
                 bookies[seat] = new
 
     async def _clear_absent(self, ledger_id: int) -> None:

@@ -22,11 +22,13 @@ from client_aio.autorecovery.service import AutoRecovery
 from client_aio.autorecovery.survey import auto_recovery_state, survey
 from client_aio.autorecovery.worker import Worker
 from client_aio.config import AutoRecoveryConfig
-from client_aio.core.audit import Condition, Layout, Seats, Ties
+from client_aio.core.audit import Condition, Layout, LedgerIndex, Seats, Ties
 from metadata.access.bookies import DRAINING, Order, Orders
 from metadata.access.repair_tasks import (
+    COPIES_MAX,
     REASON_LOST,
     REASON_MISSING,
+    REASON_RACKS,
     AuditorRecord,
     RepairTask,
     RepairTasks,
@@ -658,3 +660,56 @@ async def test_a_task_whose_repair_failed_is_tried_again(
         assert (outcome.is_done, outcome.error) == (False, f"{lost}: away")
         assert (await worker.look(ledger_id, [lost]))[0] == Seats((), (), ())
         assert (await worker.attempt(ledger_id, [lost])).is_done
+
+
+async def test_a_seat_moves_to_another_rack_or_stays(tmp_path: Path) -> None:
+    impatient = client_aio.ClientConfig(connect_timeout_s=0.5, read_timeout_s=0.5)
+    async with (
+        Cluster(tmp_path) as cluster,
+        client_aio.connect(cluster.uri, config=impatient, placement=client_aio.RackAware()) as client,
+    ):
+        ledger_id = await written(client)
+        before = (await client.ledger_metadata(ledger_id)).fragments
+        for name, *rack in (("b4",), ("b5", "--rack", "r2")):
+            bookie = BookieProcess(name, tmp_path, cluster.uri)
+            cluster.bookies[name] = bookie
+            await bookie.start(*rack)
+        await client._context.pool.directory.refresh()
+        worker = Worker(client._context, AutoRecoveryConfig(**QUICK), "w")
+        cluster["b5"].stop()
+        try:
+            outcome = await worker.attempt(ledger_id, ())
+        finally:
+            cluster["b5"].resume()
+        assert (outcome.is_done, outcome.doubted) == (False, ("b5",))
+        assert (await client.ledger_metadata(ledger_id)).fragments == before, "not to b4"
+        task = RepairTask({REASON_RACKS: []}, 0).failed(outcome.error, 0, outcome.doubted)
+        assert (await worker.attempt(ledger_id, (), task)).is_done
+        assert "b5" in (await client.ledger_metadata(ledger_id)).fragments[0].bookies
+
+
+async def test_a_worker_without_racks_leaves_their_tasks_to_others(cluster: Cluster) -> None:
+    async with (
+        client_aio.connect(cluster.uri) as client,
+        client_aio.connect(cluster.uri, placement=client_aio.RackAware()) as other,
+    ):
+        ref = TaskRef(COPIES_MAX, 7, "t")
+        await RepairTasks(client._context.ledgers.store).create(ref, RepairTask({REASON_RACKS: []}, 0))
+        turns = [
+            await Worker(each._context, AutoRecoveryConfig(**QUICK), "w")._next() for each in (client, other)
+        ]
+        assert turns == [None, ref]
+
+
+async def test_ledgers_to_spread_over_racks_get_half_of_the_places(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LedgerIndex, "on_one_rack", lambda *_: list(range(10)))
+    async with client_aio.connect(cluster.uri, placement=client_aio.RackAware()) as client:
+        auditor = Auditor(client._context, AutoRecoveryConfig(tasks_max=4), "a")
+        auditor._note_racks()
+        await auditor._make_tasks([])
+        auditor._note_racks()
+        await auditor._make_tasks([])
+        refs = await RepairTasks(client._context.ledgers.store).refs()
+        assert [(ref.copies, ref.ledger_id) for ref in refs] == [(COPIES_MAX, 0), (COPIES_MAX, 1)]

@@ -140,6 +140,11 @@ MUTANTS = [
         tests=("tests/integration/test_autorecovery.py", "-k", "lack_entries_now"),
     ),
     Mutant(
+        454, "a seat that is to move to another rack moves to any bookie",
+        (Edit(f"{_WORKER}._spread", "by=new", "preferred=new"),),
+        tests=("tests/integration/test_autorecovery.py", "-k", "or_stays"),
+    ),
+    Mutant(
         371, "a task that fails takes every turn",
         (Edit(f"{_WORKER}._next", "if fresh and free[0].name in self._rests:", "if False:"),),
         tests=("tests/integration/test_autorecovery.py", "-k", "every_second_turn"),
