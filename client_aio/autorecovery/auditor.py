@@ -344,6 +344,7 @@ class Auditor:
         gone_s = {name: gone_s // quantum * quantum for name, gone_s in self.states.gone_s.items()}
         self.record = replace(self.record, lost=lost, gone_s=gone_s)
         if self._is_dirty or self._refs or self._failed.aside:
+            await self._write()  # Workers ask the record whether the bookies of a task are still lost.
             await self._make_tasks(lost)
         await self._write()
 

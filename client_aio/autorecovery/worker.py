@@ -4,7 +4,8 @@ The shell around `client_aio.core.audit`. All writes to bookies and to ledgers' 
 `client_aio.admin.repair`. So the safety of a repair does not depend on tasks, locks or elections:
 
 - A task says only where to look. The worker reads the ledger's metadata and asks its bookies first.
-- A lost bookie loses its seats. It may be lost by the auditor's word only, and not registered at this moment.
+- A lost bookie loses its seats. It has to be lost by the auditor's record too, and not registered at this
+  moment. A bookie that came back and restarts is not lost any more, whatever an old task says.
 - A bookie that an operator has ordered to leave loses its seats, running or not. The order is read again.
 - A bookie that answers is repaired in its own place, and its mark is lifted where that is right.
 - Bookies that a task names for entries missing or lost are in doubt. They are read whatever they list.
@@ -298,12 +299,20 @@ class Worker:
         began = self._loop.time()
         try:
             # An attempt is given up when an operator pauses auto recovery.
-            outcome = await unless(self._paused.wait(), self.attempt(ref.ledger_id, task.lost, task))
+            lost = await self._lost_still(task)
+            outcome = await unless(self._paused.wait(), self.attempt(ref.ledger_id, lost, task))
             if outcome is not None:
                 await self._settle(ref, task, version, outcome)
         finally:
             busy_s = round(self.record.busy_s + self._loop.time() - began, 3)
             self.record = replace(self.record, ledger_id=None, busy_s=busy_s)
+
+    async def _lost_still(self, task: RepairTask) -> list[str]:
+        """Return the bookies of a task that an auditor holds for lost now: others may be back since."""
+        if not task.lost:
+            return []
+        record, _ = await self._tasks.auditor()
+        return [name for name in task.lost if name in record.lost]
 
     async def _announce(self, registration: Registration) -> None:
         """Write the record, at the beginning of a task and of a rest: one write for two tasks' border."""

@@ -713,3 +713,38 @@ async def test_ledgers_to_spread_over_racks_get_half_of_the_places(
         await auditor._make_tasks([])
         refs = await RepairTasks(client._context.ledgers.store).refs()
         assert [(ref.copies, ref.ledger_id) for ref in refs] == [(COPIES_MAX, 0), (COPIES_MAX, 1)]
+
+
+async def test_a_bookie_that_is_lost_no_more_keeps_its_seat_during_a_restart(tmp_path: Path) -> None:
+    async with Cluster(tmp_path, bookies=4) as cluster, client_aio.connect(cluster.uri) as client:
+        tasks, ledger_id = RepairTasks(client._context.ledgers.store), await written(client)
+        bookies = (await client.ledger_metadata(ledger_id)).fragments[0].bookies
+        ref, worker = TaskRef(2, ledger_id, "t"), Worker(client._context, AutoRecoveryConfig(**QUICK), "w")
+        await tasks.create(ref, RepairTask({REASON_LOST: [bookies[0]]}, 0))
+        registration = await tasks.announce(worker.record)
+        await tasks.write_auditor(AuditorRecord())
+        await cluster[bookies[0]].kill()
+        await until_gone(client, bookies[0])
+        await worker._do(ref, registration)
+        assert (await tasks.read(ref))[0].error == f"{bookies[0]} does not answer"
+        assert not await _is_off(client, ledger_id, bookies[0])
+        await cluster[bookies[0]].start()
+        await worker._do(ref, registration)
+        assert await tasks.refs() == []
+
+
+async def test_workers_hear_of_a_lost_bookie_before_its_tasks(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with client_aio.connect(cluster.uri) as client:
+        auditor = Auditor(client._context, AutoRecoveryConfig(**QUICK), "a")
+        auditor._begin(AuditorRecord(gone_s={"b9": 0.2}))
+        told: list[list[str]] = []
+
+        async def make_tasks(_: list[str]) -> None:
+            record, _ = await RepairTasks(client._context.ledgers.store).auditor()
+            told.append(record.lost)
+
+        monkeypatch.setattr(auditor, "_make_tasks", make_tasks)
+        await auditor._look(0.2)
+        assert told == [["b9"]]

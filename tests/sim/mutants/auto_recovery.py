@@ -145,6 +145,12 @@ MUTANTS = [
         tests=("tests/integration/test_autorecovery.py", "-k", "or_stays"),
     ),
     Mutant(
+        455, "a bookie that was lost once stays lost for its task",
+        (Edit(f"{_WORKER}._lost_still", "if name in record.lost", "if True"),),
+        tests=("tests/integration/test_autorecovery.py", "-k", "lost_no_more"),
+        note="a worker looks itself whether the bookie is registered, so it takes two absences",
+    ),
+    Mutant(
         371, "a task that fails takes every turn",
         (Edit(f"{_WORKER}._next", "if fresh and free[0].name in self._rests:", "if False:"),),
         tests=("tests/integration/test_autorecovery.py", "-k", "every_second_turn"),
