@@ -297,7 +297,8 @@ class _Reach:
             advice += ", or with at_ack_quorum to close the ledger with Qa copies of some entries"
         return LedgerRecoveryError(
             f"entries {first} to {self._highest} of ledger {metadata.ledger_id} may have to be "
-            f"written back, and bookies are missing: {self._lacking}. {_NOTHING_DONE}. {advice}",
+            f"written back, and bookies are missing: {self._lacking}; {_why(metadata, self._errors)}. "
+            f"{_NOTHING_DONE}. {advice}",
             ledger_id=metadata.ledger_id,
         )
 
@@ -334,12 +335,16 @@ _NOTHING_DONE = "Nothing was done: its writer, if it has one, goes on"
 def _uncovered(
     metadata: LedgerMetadata, errors: dict[str, str], advice: str, what: str = "cannot be fenced"
 ) -> LedgerRecoveryError:
-    names = metadata.last_fragment.bookies
-    missing = "; ".join(f"{name} ({errors[name]})" for name in names if name in errors)
+    missing = _why(metadata, errors)
     return LedgerRecoveryError(
         f"ledger {metadata.ledger_id} {what}: too few of its bookies answered; missing: {missing}. {advice}",
         ledger_id=metadata.ledger_id,
     )
+
+
+def _why(metadata: LedgerMetadata, errors: dict[str, str]) -> str:
+    names = metadata.last_fragment.bookies
+    return "; ".join(f"{name} ({errors[name]})" for name in names if name in errors)
 
 
 class Recovery:

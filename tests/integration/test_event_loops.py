@@ -70,13 +70,13 @@ async def test_an_ensemble_change_that_is_cancelled_at_its_compare_and_set_goes_
         ledgers = client._context.ledgers
         write, reached = ledgers.compare_and_set, asyncio.Event()
 
-        async def cut_off(metadata: LedgerMetadata, version: Version, *, token: str | None = None) -> Version:
+        async def cut_off(metadata: LedgerMetadata, version: Version, **given: Any) -> Version:
             if not reached.is_set():
                 if has_happened:
-                    await write(metadata, version, token=token)
+                    await write(metadata, version, **given)
                 reached.set()
                 await asyncio.Event().wait()
-            return await write(metadata, version, token=token)
+            return await write(metadata, version, **given)
 
         monkeypatch.setattr(ledgers, "compare_and_set", cut_off)
         lost = writer.metadata.last_fragment.bookies[0]
