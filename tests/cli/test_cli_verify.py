@@ -10,6 +10,7 @@ import client_aio
 from client_aio.autorecovery.cluster_repair import ClusterRepair
 from client_aio.autorecovery.survey import all_metadata
 from client_aio.autorecovery.verification import Verification
+from client_aio.autorecovery.worker import Outcome
 from client_aio.config import MIB
 from client_aio.core.audit import Condition
 from tests.support.cli import TIMEOUT_S, Cli
@@ -97,7 +98,7 @@ async def test_damage_and_loss_are_told_apart_and_counted_by_their_copies(tmp_pa
         lacking = await repairing.find(lambda _, __: None)
         assert [(one.ledger_id, one.seats.in_place) for one in lacking.lacking] == [(ids[1], ("b1",))]
         assert [outcome async for _, outcome in repairing.repair(lacking, ledgers_at_once=1)] == [
-            (True, "", 0)
+            Outcome(is_done=True)
         ]
         assert {one.condition for one in await verified(client)} == {Condition.HEALTHY}
 
