@@ -121,6 +121,7 @@ class BookieAge:
         self._is_written = False  # each directory has `_file`
         self._is_raised = False  # the start has raised the age in the metadata store
         self.has_lost = False
+        self.events_heard = 0  # grows when an event is found that is new to the bookie
 
     # --- figures -------------------------------------------------------------------------------
 
@@ -282,13 +283,15 @@ class BookieAge:
         self._is_new = False
         self._events = verdict.events
         before = self._file
+        unknown = [event for event in self._events if event.token not in before.set_backs]
+        self.events_heard += bool(unknown)
         after = verdict.file.confirm() if is_raised else verdict.file
         try:
             if after.has_lost:
                 await self._mark(verdict.raise_to)
                 after = replace(after, has_lost=False)
             # Answered or not: the command answers for this bookie before it has read the event.
-            if unknown := [event for event in self._events if event.token not in before.set_backs]:
+            if unknown:
                 await _mark_excused(self._engine, self._bookie_id, not_free_below(unknown))
         except DiskFullError as error:
             # The doubt counts. The marks count in memory, and are made again at the next look or start.

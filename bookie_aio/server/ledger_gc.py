@@ -116,7 +116,8 @@ class LedgerGarbageCollector:
         self._sweeping: OwnedTask | None = None
         self._drawn: tuple[float, int] | None = None  # the id counter, and the loop's time of that
         self._gone = IdRanges()  # ids below the floor that the last sweep found unlisted
-        self._settled, self._settled_for = IdRanges(), 0  # ledgers that do not need the marks of a number
+        self._settled = IdRanges()  # ledgers that do not need the marks of a number, by the metadata
+        self._settled_for = (0, 0)  # that number, and the events heard by then
         self.floor_after_s = _FLOOR_AFTER_S
         self.floor = 0
         self.folded = 0
@@ -157,7 +158,7 @@ class LedgerGarbageCollector:
         # The raise covers all of `held`: a store that has it later is no copy from before their creation.
         await self._age.raise_if_written()
         dropped = 0
-        mark = self._engine.marking.number
+        began_at = self._engine.marking.number, self._age.events_heard
         self.floor = await self._ledgers.floor()  # before the listing: see the id floor
         # Behind the floor: it is raised above a lost id only after the event.
         await self._age.learn_events()
@@ -170,7 +171,7 @@ class LedgerGarbageCollector:
         if self.floor > below:
             await self.check_cluster()
             await self._age.check()
-            await self._end_marks(mark, gone)
+            await self._end_marks(*began_at, gone)
             below = max(below, self._age.unanswered_below)
             await self._fold([(max(first, below), last) for first, last in gone if last >= below])
         else:
@@ -350,18 +351,19 @@ class LedgerGarbageCollector:
             first = end + 2
         return waiting
 
-    async def _end_marks(self, number: int, gone: list[tuple[int, int]]) -> None:
+    async def _end_marks(self, number: int, heard: int, gone: list[tuple[int, int]]) -> None:
         """End the marks of all ledgers up to a number, if no listed ledger needs them any more.
 
         Args:
             number: their number when this sweep began; 0 for none.
+            heard: the events heard by then. What the metadata said before a set-back counts no more.
             gone: the ranges of ids below the floor that are not listed.
         """
         marking = self._engine.marking
-        if not number or marking.is_unbounded or self.floor <= marking.bound:
+        if not number or marking.is_unbounded or self.floor <= marking.bound or self._age.unanswered_below:
             return
-        if self._settled_for != number:
-            self._settled, self._settled_for = IdRanges(), number
+        if self._settled_for != (number, heard):
+            self._settled, self._settled_for = IdRanges(), (number, heard)
         reads = 0
         for ledger_id in _outside(gone, marking.bound):
             if marking.has_lift(ledger_id, number) or ledger_id in self._settled:
@@ -376,7 +378,8 @@ class LedgerGarbageCollector:
             self._settled.add(ledger_id)
         await self._age.check()  # the metadata just read are no older copy's
         # No await from here to the append: a later loss has a bound of its own.
-        if marking.number == number and not self._age.unanswered_below:
+        is_of_now = (marking.number, self._age.events_heard) == (number, heard)
+        if is_of_now and not self._age.unanswered_below:
             await when_durable(partial(marking.end_all, number))
             log.info("marks of lost data ended", extra=fields(bookie=self._cookie.bookie_id))
 

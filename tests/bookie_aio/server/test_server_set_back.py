@@ -24,7 +24,7 @@ from bookie_aio.wire.messages import (
 from metadata.access.bookies import SetBack, SetBacks
 from metadata.access.ledgers import LedgerStore
 from metadata.errors import DiskFullError, MetadataSetBackError, MetadataUnavailableError
-from metadata.ids import KEY_SET_BACKS, TERM_FINAL, age_key
+from metadata.ids import KEY_SET_BACKS, TERM_FINAL, age_key, ledger_key
 from metadata.model.ledger import LedgerMetadata, UnboundedRecord
 from tests.bookie_aio.server.test_server_age import (
     SIZES,
@@ -412,3 +412,24 @@ async def test_a_request_that_is_cancelled_does_not_interrupt_the_judgement(
     client = await fresh.connect(bookie)
     assert (await client.call(Delete(late))).status is Status.INTERNAL_ERROR
     assert late in await held(client)
+
+
+async def test_what_a_sweep_read_before_an_event_ends_no_marks_after_it(fresh: Bookies) -> None:
+    """The older copy names the bookie for a ledger that newer metadata had excused it of."""
+    bookie = await start(fresh)
+    client, gc = await fresh.connect(bookie), bookie._ledger_gc
+    settled, needed = await draw(fresh, 2)
+    await make(fresh, client, settled, needed)
+    ledgers = LedgerStore(fresh.store())
+    await ledgers.raise_floor((await draw(fresh, 1)).start)
+    older, version = await ledgers.read(settled)
+    version = await ledgers.compare_and_set(older.replace_bookie(0, "b1", "b9").close(0, 1), version)
+    await when_durable(partial(engine_of(bookie).marking.mark_all, needed))
+    assert gc is not None
+    await gc.sweep()
+    await fresh.store().compare_and_set(ledger_key(settled), older.to_json(), version)
+    await tell_of_set_back(fresh, "an event", needed + 1, "b1")
+    await bookie.age.learn_events()
+    await ledgers.delete(needed)
+    await gc.sweep()
+    assert await are_marked(client, settled) == [True]

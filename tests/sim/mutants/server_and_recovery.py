@@ -328,7 +328,9 @@ MUTANTS = [
     Mutant(
         365, "at a bookie that came after a set-back, marks end by the word of older metadata",
         (Edit("bookie_aio.server.ledger_gc:LedgerGarbageCollector._end_marks",
-              " and not self._age.unanswered_below", ""),),
+              " or self._age.unanswered_below", ""),
+         Edit("bookie_aio.server.ledger_gc:LedgerGarbageCollector._end_marks",
+              " and not self._age.unanswered_below", "")),
         tests=("tests/bookie_aio/server/test_server_age.py", "-k", "came_after_a_set_back"),
     ),
     Mutant(
@@ -431,6 +433,12 @@ MUTANTS = [
         (Edit("bookie_aio.server.connection:Connection.run_read",
               "held = request_bytes + WAITING_BYTES", "held = 0"),),
         tests=("tests/bookie_aio/server/test_server_store_waits.py", "-k", "their_turn_count"),
+    ),
+    Mutant(
+        460, "marks of all ledgers end by what a sweep read before a set-back",
+        (Edit("bookie_aio.server.ledger_gc:LedgerGarbageCollector._end_marks",
+              "if self._settled_for != (number, heard):", "if self._settled_for[0] != number:"),),
+        tests=("tests/bookie_aio/server/test_server_set_back.py", "-k", "sweep_read"),
     ),
     Mutant(
         375, "a record is a gap though a bookie that may have it did not answer",
