@@ -241,7 +241,8 @@ def _state_of(fields: tuple[Any, ...]) -> LedgerState:
     state.term, state.last_entry, state.since, state.first = term, last_entry, since, first
     state.marked, state.lifted = marked, lifted
     state.lock = lock if flags & _FLAG_LOCKED else b""
-    state.was_evicted = bool(flags & _FLAG_EVICTED)
+    # Directories of before the flag have only the second form.
+    state.was_evicted = bool(flags & _FLAG_EVICTED) or (since > 0 and last_entry < 0)
     if mac_bytes != _NO_STATEMENT:
         state.statement = LacStatement(content_term, lac, lafr, crc, mac[:mac_bytes])
     return state

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bookie_aio.storage.disk.disk import RealDisk, RealFile
-from bookie_aio.storage.ledgers.checkpoint import IdRanges, pack_state
+from bookie_aio.storage.ledgers.checkpoint import IdRanges, LedgerState, pack_state, unpack_state
 from bookie_aio.storage.ledgers.ledger_table import LedgerTable, PackedTable
 from bookie_aio.storage.segment import format as form
 from bookie_aio.wire.messages import Stop
@@ -86,6 +86,15 @@ def test_states_are_the_same_whether_they_live_or_rest(steps: list[tuple[str, in
         found = {each: states.get(each) for each in range(13)}
         assert {each: state.term for each, state in found.items() if state is not None} == model
         assert states.damaged_count == sum(state.is_marked for state in found.values() if state is not None)
+
+
+@pytest.mark.parametrize("last_entry", [-1, 5])
+def test_a_ledger_that_was_evicted_before_rows_said_so_is_known_for_one(last_entry: int) -> None:
+    state = LedgerState()
+    state.since, state.last_entry = 3, last_entry
+    assert unpack_state(pack_state(1, state)).was_evicted is (last_entry < 0)
+    state.was_evicted = True
+    assert unpack_state(pack_state(1, state)).was_evicted
 
 
 def test_a_large_table_is_made_in_small_parts_and_holds_what_is_left() -> None:
