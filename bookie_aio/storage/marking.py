@@ -85,12 +85,15 @@ class Marking:
 
     @property
     def has_ended(self) -> bool:
-        """Return whether marks of all ledgers have ended, and none count now."""
+        """Return whether marks of all ledgers have ended; later ones may count."""
         return self._ledgers.marks.ended_bound != NO_LEDGER
 
     def mark_again(self, done: Done) -> None:
-        """Accept that data was lost of the ledgers that the ended marks of all ledgers concerned."""
-        self._mark_all(self._ledgers.marks.ended_bound, done)
+        """Accept that data was lost of the ledgers that the ended marks of all ledgers concerned.
+
+        Also where marks count: those of an earlier call that found no room are in memory only.
+        """
+        self._mark_all(NO_LEDGER if self.is_unbounded else self._ledgers.marks.ended_bound, done)
 
     def mark_all(self, up_to: int, done: Done) -> None:
         """Accept that data of any ledger up to an id was lost, and fences as well.

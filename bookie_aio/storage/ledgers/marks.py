@@ -148,8 +148,8 @@ class Marks:
 
     @property
     def ended_bound(self) -> int:
-        """Return the highest id that ended marks of all ledgers concerned; `NO_LEDGER` where some count."""
-        return NO_LEDGER if self.number else self._fenced
+        """Return the highest id that ended marks of all ledgers concerned; `NO_LEDGER`: none has ended."""
+        return self._fenced
 
     # --- learning at a start -------------------------------------------------------------------
 

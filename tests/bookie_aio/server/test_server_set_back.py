@@ -35,6 +35,7 @@ from tests.bookie_aio.server.test_server_age import (
     held,
     make,
 )
+from tests.support.storage import copy_as_a_crash_leaves_it
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -194,6 +195,49 @@ async def test_without_room_for_the_marks_an_event_stays_new(
     assert (engine_of(bookie).marking.bound >= ledger) is has_lost
     await bookie.close()
     assert await are_marked(await fresh.connect(await start(fresh)), ledger) == [True]
+
+
+async def test_without_room_for_the_marks_of_all_ledgers_they_are_written_later(
+    fresh: Bookies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They count in memory meanwhile. That is no reason not to write them."""
+    bookie = await start(fresh)
+    (ledger,) = await draw(fresh, 1)
+    await make(fresh, await fresh.connect(bookie), ledger)
+    marking = engine_of(bookie).marking
+    marking._ledgers.marks.learn_mark(1 << 40, ledger)
+    await when_durable(partial(marking.end_all, 1 << 40))
+    with monkeypatch.context() as patched:
+
+        def refuse(size: int, kept: int) -> None:
+            raise DiskFullError("the test says there is no space")
+
+        patched.setattr(engine_of(bookie), "_check_room", refuse)
+        await tell_of_set_back(fresh, "an event", ledger + 1)
+        await bookie.age.learn_events()
+        assert marking.bound == ledger
+    await bookie.age.learn_events()
+    assert bookie.age._file.set_backs == ("an event",)
+    crashed = copy_as_a_crash_leaves_it(fresh.folder / "b1", fresh.folder / "crashed")
+    await bookie.close()
+    (fresh.folder / "b1").rename(fresh.folder / "closed")
+    crashed.rename(fresh.folder / "b1")
+    await fresh.take_for_newest("b1")
+    bookie = await start(fresh)
+    assert not bookie.age.has_lost
+    assert engine_of(bookie).marking.bound == ledger
+
+
+async def test_a_mark_of_an_event_bounds_no_loss_that_has_no_bound_yet(fresh: Bookies) -> None:
+    bookie = await start(fresh)
+    marks = engine_of(bookie).marking._ledgers.marks
+    marks.learn_mark(1 << 40, 7)
+    marks.learn_end(1 << 40, 7)
+    marks.learn_mark(2 << 40, -1)
+    await tell_of_set_back(fresh, "an event", 8)
+    await bookie.age.learn_events()
+    assert marks.number > 2 << 40
+    assert marks.is_unbounded
 
 
 async def test_a_directory_and_metadata_set_back_together_mark_all_ids_that_may_have_been_given_out(

@@ -441,6 +441,12 @@ MUTANTS = [
         tests=("tests/bookie_aio/server/test_server_set_back.py", "-k", "sweep_read"),
     ),
     Mutant(
+        461, "marks of all ledgers that an event found no room for are never written",
+        (Edit("bookie_aio.storage.ledgers.marks:Marks.ended_bound",
+              "return self._fenced", "return NO_LEDGER if self.number else self._fenced"),),
+        tests=("tests/bookie_aio/server/test_server_set_back.py", "-k", "written_later"),
+    ),
+    Mutant(
         375, "a record is a gap though a bookie that may have it did not answer",
         (Edit("client_aio.log.gaps:_lost_entry", " or error.is_unanswered", ""),),
         tests=("tests/client_aio/test_client_gaps.py",),
