@@ -27,6 +27,7 @@ from metadata.access.ledgers import LEDGER_SEQUENCE, LedgerStore
 from metadata.errors import (
     DiskFullError,
     InvalidTransitionError,
+    MetadataSetBackError,
     MetadataUnavailableError,
     NoSuchKeyError,
     is_unforeseen,
@@ -60,6 +61,7 @@ class Healing:
         store: MetadataStore,
         bookie_id: str,
         check_store: Callable[[int], Awaitable[None]],
+        events_heard: Callable[[], int],
     ) -> None:
         """Share the storage and the store. The caller closes both after this object.
 
@@ -68,12 +70,14 @@ class Healing:
             store: the metadata store.
             bookie_id: this bookie.
             check_store: `LedgerGarbageCollector.check_store`.
+            events_heard: returns `BookieAge.events_heard`.
         """
         self._engine = engine
         self._store = store
         self._ledgers = LedgerStore(store)
         self._bookie_id = bookie_id
         self._check_store = check_store
+        self._events_heard = events_heard
         self._bounding: asyncio.Task[None] | None = None
         self.lifted = 0
 
@@ -146,7 +150,7 @@ class Healing:
         Raises:
             MarkStaysError: the ledger may still take entries, or this bookie lacks some.
             NoSuchLedgerError: the ledger has been deleted.
-            MetadataError: the metadata store cannot be asked, or is not that of this cluster.
+            MetadataError: the metadata store cannot be asked, is not that of this cluster, or was set back.
             StorageError: the disk is full, or failed.
         """
         marking = self._engine.marking
@@ -156,6 +160,7 @@ class Healing:
         if not held or held > marking.told(number):
             return held  # none, or a mark for damage that was found since the client asked
         self._engine.eviction_candidates.discard(ledger_id)
+        heard = self._events_heard()
         metadata, _ = await self._ledgers.read(ledger_id, sync=True)
         await self._check_store(ledger_id)  # an older copy may have a term below a fence that was lost
         reason = why_marked(metadata, self._bookie_id)
@@ -168,6 +173,11 @@ class Healing:
                 await self._check_held(ledger_id, one)
         # No await from here to the append: what the metadata said above would be of before an event.
         await self._check_store(ledger_id)
+        if self._events_heard() != heard:  # perhaps one that was answered at once
+            raise MetadataSetBackError(
+                f"the metadata store was set back to an older copy while this bookie looked at ledger "
+                f"{ledger_id}: ask again"
+            )
         await when_durable(partial(marking.lift, ledger_id, held, fence_of(metadata)))
         self.lifted += 1
         log.info(

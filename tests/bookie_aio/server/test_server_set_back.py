@@ -290,8 +290,9 @@ async def test_a_lift_that_is_under_way_when_an_event_comes_is_marked_again(fres
     assert await are_marked(client, ledger) == [True]
 
 
+@pytest.mark.parametrize("answered", [[], ["b1"]])
 async def test_an_event_that_comes_while_a_bookie_looks_at_its_entries_keeps_the_mark(
-    fresh: Bookies, monkeypatch: pytest.MonkeyPatch
+    fresh: Bookies, monkeypatch: pytest.MonkeyPatch, answered: list[str]
 ) -> None:
     """The metadata that it looks by may be newer than those of the store by now, or older."""
     bookie = await start(fresh)
@@ -307,7 +308,7 @@ async def test_an_event_that_comes_while_a_bookie_looks_at_its_entries_keeps_the
 
     async def checked(ledger_id: int, wanted: Owed) -> None:
         await check_held(ledger_id, wanted)
-        await tell_of_set_back(fresh, "an event", ledger + 1)
+        await tell_of_set_back(fresh, "an event", ledger + 1, *answered)
         await bookie.age.learn_events()
 
     monkeypatch.setattr(healing, "_check_held", checked)
@@ -317,9 +318,10 @@ async def test_an_event_that_comes_while_a_bookie_looks_at_its_entries_keeps_the
     assert await are_marked(client, ledger) == [True]
 
 
+@pytest.mark.parametrize("answered", [[], ["b1"]])
 @pytest.mark.parametrize("what", ["evicted", "ended"])
 async def test_an_event_that_comes_while_a_sweep_reads_metadata_keeps_what_it_would_drop(
-    fresh: Bookies, monkeypatch: pytest.MonkeyPatch, what: str
+    fresh: Bookies, monkeypatch: pytest.MonkeyPatch, what: str, answered: list[str]
 ) -> None:
     bookie = await start(fresh)
     client, gc, engine = await fresh.connect(bookie), bookie._ledger_gc, engine_of(bookie)
@@ -340,7 +342,7 @@ async def test_an_event_that_comes_while_a_sweep_reads_metadata_keeps_what_it_wo
         found = await read_metadata(ledger_id)
         reads.append(ledger_id)
         if len(reads) == (1 if what == "evicted" else 2):
-            await tell_of_set_back(fresh, "an event", ledger + 1)
+            await tell_of_set_back(fresh, "an event", ledger + 1, *answered)
             await bookie.age.learn_events()
         return found
 

@@ -447,6 +447,11 @@ MUTANTS = [
         tests=("tests/bookie_aio/server/test_server_set_back.py", "-k", "written_later"),
     ),
     Mutant(
+        462, "an event that was answered at once does not stop a lift by metadata of before",
+        (Edit("bookie_aio.server.healing:Healing.lift", "if self._events_heard() != heard:", "if False:"),),
+        tests=("tests/bookie_aio/server/test_server_set_back.py", "-k", "looks_at_its_entries"),
+    ),
+    Mutant(
         375, "a record is a gap though a bookie that may have it did not answer",
         (Edit("client_aio.log.gaps:_lost_entry", " or error.is_unanswered", ""),),
         tests=("tests/client_aio/test_client_gaps.py",),
