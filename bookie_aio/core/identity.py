@@ -163,6 +163,7 @@ Clients may have drawn more ids, before the set-back, than any running bookie ha
 
 
 STARTS_KEPT = 64
+MARKS_KEPT = 64
 
 Ages = tuple[tuple[str, int], ...]
 """Tokens and numbers."""
@@ -184,6 +185,11 @@ class AgeFile:
     """The directory was found to be older than the store's record, and the mark may not be durable yet."""
     is_ahead: bool = False
     """The store's record was found to be older than the directory, and no event may tell of it yet."""
+    copy_age: int = -1
+    """The lowest age that a copy of the store had whose event is new, or its marks not durable; −1: none."""
+    marks: tuple[tuple[int, int, int], ...] = ()
+    """The marks before an age was raised: the age, the highest number of a mark or a lift, and the number up
+    to which the marks of all ledgers had ended."""
     ids_known: int = 0
     """All ledger ids below it have been given out, as the store last said."""
     set_backs: tuple[str, ...] = ()
@@ -215,7 +221,8 @@ class AgeFile:
             document = json.loads(text)
             if document.pop("format") != AGE_FORMAT:
                 return None
-            lists = {name: tuple(map(tuple, document[name])) for name in ("starts", "peers")}
+            document.setdefault("marks", ())  # files of before have none
+            lists = {name: tuple(map(tuple, document[name])) for name in ("starts", "peers", "marks")}
             checkpoint, segment_id, generation, end = map(int, document["durable"])
             return cls(
                 **{
@@ -242,6 +249,31 @@ class AgeFile:
             return number <= reached[token]
         # Its start is not among those kept. It may be older than all of them.
         return len(reached) == STARTS_KEPT and number < min(reached.values())
+
+    def find_copy(self, number: int) -> AgeFile:
+        """Return the file to write where the store is found to be a copy, which has that age."""
+        known = number if self.copy_age < 0 else self.copy_age
+        return replace(self, is_ahead=True, copy_age=min(number, known))
+
+    def note_marks(self, last: int, ended: int) -> AgeFile:
+        """Return the file with the numbers that the marks have before the intended age is in the store.
+
+        Some of the older ones are left out where there are many.
+        """
+        kept = [each for each in self.marks if each[1] <= last]  # higher ones are of storage that was lost
+        if not kept or kept[-1][1:] != (last, ended):
+            kept.append((self.intended, last, ended))
+        if len(kept) > MARKS_KEPT:
+            half = MARKS_KEPT // 2
+            kept = kept[:-half:2] + kept[-half:]
+        return replace(self, marks=tuple(kept))
+
+    def marks_at(self, number: int) -> tuple[int, int]:
+        """Return the numbers of the marks, as `note_marks` took them, for the latest age up to that one.
+
+        What lifted or ended marks by then did so by metadata that each copy with that age has.
+        """
+        return max((each[1:] for each in self.marks if each[0] <= number), default=(0, 0))
 
     def intend(self, number: int, token: str) -> AgeFile:
         """Return the file to write before the age is raised in the metadata store."""
@@ -323,11 +355,15 @@ def judge_age(
         # The compare-and-set of an earlier start may yet take effect. This start must then find itself in it.
         latest = max(pending, key=lambda file: file.intended)
         number, token = latest.intended, latest.intended_token
+    copies = [max(file.copy_age, 0) for file in present if file.is_ahead or file.copy_age >= 0]
+    if not {Standing.AHEAD, Standing.FORKED}.isdisjoint(standings):
+        copies.append(at)
     file = replace(
         newest.end_start(),
         has_lost=has_lost,
         is_ahead=not {Standing.AHEAD, Standing.FORKED}.isdisjoint(standings)
         or any(file.is_ahead for file in present),
+        copy_age=min(copies, default=-1),
         ids_known=max(file.ids_known for file in present),
     )
     if stored is not None and at >= file.number:
@@ -403,6 +439,7 @@ def judge_ids(
     after = replace(
         file,
         is_ahead=False,
+        copy_age=-1,
         ids_known=max(at, floor),
         set_backs=tuple(event.token for event in found),
         doubt=doubt,

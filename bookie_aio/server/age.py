@@ -244,6 +244,8 @@ class BookieAge:
         self._groups_covered = engine.counts.groups
         async with self._lock:
             self._file = replace(self._file, has_lost=False)
+            if self.has_lost or engine.marking.is_unbounded:
+                self._file = replace(self._file, marks=())  # perhaps of storage that was lost
             self._is_written = False
             await self._judge_ids(is_raised=self._is_raised)
 
@@ -285,6 +287,10 @@ class BookieAge:
         before = self._file
         unknown = [event for event in self._events if event.token not in before.set_backs]
         self.events_heard += bool(unknown)
+        at = before.copy_age
+        if unknown:
+            stored, _ = await self._read_stored()
+            at = before.find_copy(min(before.number, _number_of(stored))).copy_age
         after = verdict.file.confirm() if is_raised else verdict.file
         try:
             if after.has_lost:
@@ -292,10 +298,11 @@ class BookieAge:
                 after = replace(after, has_lost=False)
             # Answered or not: the command answers for this bookie before it has read the event.
             if unknown:
-                await _mark_excused(self._engine, self._bookie_id, not_free_below(unknown))
+                below = not_free_below(unknown)
+                await _mark_excused(self._engine, self._bookie_id, below, before.marks_at(at))
         except DiskFullError as error:
             # The doubt counts. The marks count in memory, and are made again at the next look or start.
-            after = replace(after, set_backs=before.set_backs)
+            after = replace(after, set_backs=before.set_backs, copy_age=at)
             self._warn("the marks of a set-back cannot be written", error)
         await self._write_or_keep(after)  # kept only: the next start finds the events new once more
         self._is_judging = False
@@ -382,15 +389,33 @@ class BookieAge:
                     await self.raise_if_written()
         await self._lock.end()
 
-    async def raise_if_written(self) -> None:
+    async def raise_if_written(self, *, is_forced: bool = False) -> None:
         """Raise the age if anything was written since it was last raised.
+
+        Args:
+            is_forced: raise it in any case, from the call on. Each copy of the store with that age has what
+                was read from the store before the call. A request that is cancelled does not interrupt it.
 
         Raises:
             MetadataError: the metadata store cannot be reached; the next call tries again.
             MetadataSetBackError: the store was set back; the events say so by now.
-            DiskFailedError: a directory cannot be written. On a full disk the age stays, without an error.
+            DiskFailedError: a directory cannot be written.
+            DiskFullError: so is a raise that is forced. Otherwise the age stays, without an error.
         """
         assert self._engine is not None
+        before = self._file.intended or self._file.number  # perhaps in the store before the call
+
+        async def raise_anew() -> None:
+            assert self._engine is not None
+            for _ in range(2):  # the first may end a raise of before the call
+                if self._file.number <= before:
+                    await self._raise(self._engine.counts.groups)
+            if self._file.number <= before or not self._is_written:
+                raise DiskFullError("the age of this bookie cannot be written")
+
+        if is_forced:
+            await self._lock.run(raise_anew)
+            return
         async with self._lock:
             groups = self._engine.counts.groups
             if groups != self._groups_covered or self._file.intended:
@@ -398,10 +423,12 @@ class BookieAge:
 
     async def _raise(self, groups: int) -> None:
         """Raise the age for the groups written so far; the lock must be held. See `raise_if_written`."""
+        assert self._engine is not None
         if not self._file.intended or not self._is_written:
             intended = self._file
             if not intended.intended:
                 intended = intended.intend(intended.number + 1, self._token)
+                intended = intended.note_marks(*self._engine.marking.numbers)
             try:
                 await self._write(intended)
             except DiskFullError as error:
@@ -416,9 +443,13 @@ class BookieAge:
                 break
             if standing in (Standing.OLDER, Standing.FORKED):
                 raise self._replaced()
-            is_behind = is_behind or standing is Standing.AHEAD or stored is None
-            if is_behind and not self._file.is_ahead:
-                await self._write_or_keep(replace(self._file, is_ahead=True))
+            if standing is Standing.AHEAD or stored is None:
+                is_behind = True
+                try:
+                    await self._write(self._file.find_copy(_number_of(stored)))
+                except DiskFullError as error:  # nothing else tells of it once the age is raised
+                    self._tell_once("the age of this bookie cannot be written", error)
+                    return
             age = AgeRecord(self._file.intended, self._file.intended_token, list(self._config.directories))
             with suppress(VersionConflictError):
                 await self._put(age, version)
@@ -452,7 +483,7 @@ class BookieAge:
                 # The age is raised with it, or each further look would find a set-back once more.
                 assert self._engine is not None
                 await self._raise(self._engine.counts.groups)
-                await self._write_or_keep(replace(self._file, is_ahead=True))  # on a full disk
+                await self._write_or_keep(self._file.find_copy(_number_of(stored)))  # on a full disk
                 await self._judge_ids()
                 raise MetadataSetBackError("the metadata store was set back to an older copy")
             if self._is_judging:
@@ -573,6 +604,10 @@ class BookieAge:
             self._tell_once("the age of this bookie cannot be written", error)
 
 
+def _number_of(stored: AgeRecord | None) -> int:
+    return 0 if stored is None else stored.number
+
+
 def _is_copy(bookie_id: str, directories: tuple[str, ...], stored: AgeRecord | None) -> CookieMismatchError:
     elsewhere = "" if stored is None else ", ".join(stored.place)
     return CookieMismatchError(
@@ -595,11 +630,18 @@ async def read_age(disk: Disk, directory: str) -> AgeFile | None:
         file.close()
 
 
-async def _mark_excused(engine: Engine, bookie_id: str, below: int) -> None:
+async def _mark_excused(engine: Engine, bookie_id: str, below: int, known: tuple[int, int]) -> None:
     """Mark the ledgers below an id that newer metadata excused this bookie of: older ones may name it again.
 
     These were evicted here, or had marks that ended. It would deny their entries, which others had then, and
     a recovery would close a ledger before them.
+
+    Args:
+        engine: the storage.
+        bookie_id: this bookie.
+        below: the id.
+        known: `AgeFile.marks_at` for the age that the older copy has. What ended by then was ended by
+            metadata that the copy has, too.
 
     Raises:
         DiskFullError: not all marks are durable. Each of them counts.
@@ -620,10 +662,11 @@ async def _mark_excused(engine: Engine, bookie_id: str, below: int) -> None:
 
     await when_durable(engine.barrier)  # a lift or an eviction under way counts first
     following = marked = 0
-    if has_ended := marking.has_ended:
+    lifted, ended = known
+    if has_ended := marking.has_ended_since(ended):
         await write([marking.mark_again])
     while 0 <= following < below:
-        ids, following = marking.list_excused(following, _LISTED_AT_ONCE)
+        ids, following = marking.list_excused(following, _LISTED_AT_ONCE, lifted)
         wanted = [one for one in ids if one < below and not engine.is_deleted(one)]
         await write([partial(engine.append_mark, one) for one in wanted])
         marked += len(wanted)

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 
     from bookie_aio.core.healing import Owed
+    from bookie_aio.server.age import BookieAge
     from bookie_aio.storage.engine import Engine
     from metadata.model.ledger import Fragment, LedgerMetadata
     from metadata.store import MetadataStore
@@ -61,7 +62,7 @@ class Healing:
         store: MetadataStore,
         bookie_id: str,
         check_store: Callable[[int], Awaitable[None]],
-        events_heard: Callable[[], int],
+        age: BookieAge,
     ) -> None:
         """Share the storage and the store. The caller closes both after this object.
 
@@ -70,14 +71,14 @@ class Healing:
             store: the metadata store.
             bookie_id: this bookie.
             check_store: `LedgerGarbageCollector.check_store`.
-            events_heard: returns `BookieAge.events_heard`.
+            age: the bookie's age.
         """
         self._engine = engine
         self._store = store
         self._ledgers = LedgerStore(store)
         self._bookie_id = bookie_id
         self._check_store = check_store
-        self._events_heard = events_heard
+        self._age = age
         self._bounding: asyncio.Task[None] | None = None
         self.lifted = 0
 
@@ -160,7 +161,7 @@ class Healing:
         if not held or held > marking.told(number):
             return held  # none, or a mark for damage that was found since the client asked
         self._engine.eviction_candidates.discard(ledger_id)
-        heard = self._events_heard()
+        heard = self._age.events_heard
         metadata, _ = await self._ledgers.read(ledger_id, sync=True)
         await self._check_store(ledger_id)  # an older copy may have a term below a fence that was lost
         reason = why_marked(metadata, self._bookie_id)
@@ -171,9 +172,10 @@ class Healing:
         async for fragments, last_entry in self._fragments(metadata):
             for one in owed(metadata, fragments, last_entry, self._bookie_id):
                 await self._check_held(ledger_id, one)
+        await self._age.raise_if_written(is_forced=True)  # each copy with the new age has these metadata
         # No await from here to the append: what the metadata said above would be of before an event.
         await self._check_store(ledger_id)
-        if self._events_heard() != heard:  # perhaps one that was answered at once
+        if self._age.events_heard != heard:  # perhaps one that was answered at once
             raise MetadataSetBackError(
                 f"the metadata store was set back to an older copy while this bookie looked at ledger "
                 f"{ledger_id}: ask again"

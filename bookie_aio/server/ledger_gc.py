@@ -376,7 +376,8 @@ class LedgerGarbageCollector:
                 if not is_settled(metadata, self._cookie.bookie_id):
                     return
             self._settled.add(ledger_id)
-        await self._age.check()  # the metadata just read are no older copy's
+        # The metadata just read are no older copy's, and each copy with the new age has them.
+        await self._age.raise_if_written(is_forced=True)
         # No await from here to the append: a later loss has a bound of its own.
         is_of_now = (marking.number, self._age.events_heard) == (number, heard)
         if is_of_now and not self._age.unanswered_below:

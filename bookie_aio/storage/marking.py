@@ -73,20 +73,25 @@ class Marking:
         """Return the highest number that a client may know, `number` at most."""
         return self._ledgers.marks.told(number)
 
-    def list_excused(self, from_ledger: int, count_max: int) -> tuple[list[int], int]:
+    @property
+    def numbers(self) -> tuple[int, int]:
+        """Return the highest number of any mark or lift, and the one up to which those of all have ended."""
+        return self._ledgers.marks.numbers
+
+    def list_excused(self, from_ledger: int, count_max: int, above: int) -> tuple[list[int], int]:
         """Return the excused ones among up to `count_max` ledgers with a state, and where to go on or −1.
 
-        A ledger is excused that was evicted here once, or whose mark was lifted. By the metadata of that time
-        the bookie owed nothing more of it.
+        A ledger is excused that was evicted here once, or whose mark was lifted with a number above `above`.
+        By the metadata of that time the bookie owed nothing more of it.
         """
         ids, following = self._ledgers.list(from_ledger, count_max)
         states = ((one, self._ledgers.get(one)) for one in ids)
-        return [one for one, state in states if state and (state.was_evicted or state.lifted)], following
+        found = [one for one, state in states if state and (state.was_evicted or state.lifted > above)]
+        return found, following
 
-    @property
-    def has_ended(self) -> bool:
-        """Return whether marks of all ledgers have ended; later ones may count."""
-        return self._ledgers.marks.ended_bound != NO_LEDGER
+    def has_ended_since(self, ended: int) -> bool:
+        """Return whether marks of all ledgers above a number have ended; later ones may count."""
+        return self._ledgers.marks.numbers[1] > ended
 
     def mark_again(self, done: Done) -> None:
         """Accept that data was lost of the ledgers that the ended marks of all ledgers concerned.
@@ -124,9 +129,14 @@ class Marking:
     def lift(self, ledger_id: int, number: int, term: int, done: Done) -> None:
         """Accept that the ledger's marks up to a number are lifted, and hold the ledger under a term.
 
+        Where no later mark counts, the lift has a number of its own, which is above all of before. It tells
+        which lifts are of after a copy of the metadata (`AgeFile.marks_at`).
+
         The term counts from this call on, the lift from `done` on. Raises NoSuchLedgerError once a tombstone
         was accepted.
         """
+        if self.of(ledger_id) <= number:
+            number = self._ledgers.marks.draw()
         state = self._ledgers.get(ledger_id)
         before = state.term if state is not None else 0
         change = Change(form.KIND_LIFT, ledger_id, term=term, before=before, number=number)

@@ -147,6 +147,11 @@ class Marks:
         self._settle()
 
     @property
+    def numbers(self) -> tuple[int, int]:
+        """Return the highest number of any mark or lift, and the one up to which those of all have ended."""
+        return self._last, self._ended
+
+    @property
     def ended_bound(self) -> int:
         """Return the highest id that ended marks of all ledgers concerned; `NO_LEDGER`: none has ended."""
         return self._fenced

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bookie_aio.core.identity import (
+    MARKS_KEPT,
     SET_BACK_JUMP,
     AgeFile,
     Standing,
@@ -63,6 +64,8 @@ def test_a_file_reads_as_it_was_written_and_a_damaged_one_as_none() -> None:
         doubt="b",
         starts=(("a", 1),),
         peers=(("b2", "t", 3),),
+        copy_age=5,
+        marks=((3, 1 << 32, 0), (7, (1 << 32) + 2, 1 << 32)),
     )
     assert AgeFile.parse(whole.to_bytes()) == whole
     data = whole.to_bytes()
@@ -414,3 +417,38 @@ def test_a_bookie_that_was_not_set_back_has_reached_every_age_that_was_seen_of_i
         assert held is not None
         assert all(held.has_reached(age.token, age.number) for age in seen)
         assert not held.has_reached("another", held.number + 1)
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.booleans()), max_size=200))
+def test_what_is_kept_of_the_marks_never_tells_of_more_than_had_ended_by_an_age(
+    steps: list[tuple[int, bool]],
+) -> None:
+    kept, last, ended = AgeFile(), 0, 0
+    were = [(0, 0)]  # of each age, before it was raised
+    for drawn, is_ended in steps:
+        last += drawn
+        ended = last if is_ended else ended
+        were.append((last, ended))
+        kept = kept.intend(kept.number + 1, "t").note_marks(last, ended).confirm()
+    for age, known in enumerate(were):
+        found = kept.marks_at(age)
+        assert found in were[: age + 1]
+        assert found == known or len(set(were)) > MARKS_KEPT // 2
+    assert len(kept.marks) <= MARKS_KEPT
+    assert kept.marks_at(len(were)) == were[-1]
+
+
+def test_numbers_of_marks_that_were_lost_with_the_storage_are_forgotten() -> None:
+    kept = AgeFile().intend(1, "t").note_marks(5, 0).confirm().intend(2, "t").note_marks(9, 5).confirm()
+    assert kept.marks_at(2) == (9, 5)
+    assert kept.intend(3, "t").note_marks(7, 5).marks_at(2) == (5, 0)
+    assert kept.intend(3, "t").note_marks(5, 0).marks_at(3) == (5, 0)
+
+
+def test_the_oldest_copy_counts_until_its_marks_are_durable() -> None:
+    known = file(7)
+    assert judge_age([known], stored(5), place=["/a"], token="u").file.copy_age == 5
+    assert judge_age([known.find_copy(3)], stored(7), place=["/a"], token="u").file.copy_age == 3
+    assert judge_age([known.find_copy(6)], stored(5), place=["/a"], token="u").file.copy_age == 5
+    assert judge_age([replace(known, is_ahead=True)], stored(7), place=["/a"], token="u").file.copy_age == 0
+    assert judge_age([known], stored(7), place=["/a"], token="u").file.copy_age == -1

@@ -479,3 +479,97 @@ async def test_what_a_sweep_read_before_an_event_ends_no_marks_after_it(fresh: B
     await ledgers.delete(needed)
     await gc.sweep()
     assert await are_marked(client, settled) == [True]
+
+
+async def lift(bookies: Bookies, bookie: Bookie, ledger_id: int) -> None:
+    """Mark a ledger with one entry, close it, and lift its mark as a client does."""
+    await when_durable(partial(engine_of(bookie).append_mark, ledger_id))
+    ledgers, healing = LedgerStore(bookies.store()), bookie._healing
+    metadata, version = await ledgers.read(ledger_id)
+    if not metadata.is_closed:
+        await ledgers.compare_and_set(metadata.close(0, 1), version)
+    assert healing is not None
+    assert not await healing.lift(ledger_id, await healing.lift(ledger_id, 0))
+
+
+async def end_all(bookies: Bookies, bookie: Bookie, ledger_id: int) -> None:
+    """Mark all ledgers up to a closed one that does not name the bookie, and let a sweep end the marks."""
+    ledgers, gc = LedgerStore(bookies.store()), bookie._ledger_gc
+    metadata, version = await ledgers.read(ledger_id)
+    await ledgers.compare_and_set(metadata.replace_bookie(0, "b1", "b9").close(0, 1), version)
+    await ledgers.raise_floor((await draw(bookies, 1)).start)
+    await when_durable(partial(engine_of(bookie).marking.mark_all, ledger_id))
+    assert gc is not None
+    await gc.sweep()
+    assert engine_of(bookie).marking.bound < 0
+
+
+@pytest.mark.parametrize("end", [lift, end_all])
+@pytest.mark.parametrize("is_running", [False, True])
+@pytest.mark.parametrize("is_full", [False, True])
+async def test_marks_that_ended_by_what_the_copy_has_stay_ended(
+    fresh: Bookies,
+    monkeypatch: pytest.MonkeyPatch,
+    end: Callable[[Bookies, Bookie, int], Awaitable[None]],
+    is_running: bool,
+    is_full: bool,
+) -> None:
+    """Only by the lift itself is an age raised behind the copy."""
+    store = fresh.store()
+    bookie = await fresh.start(store=store, sweep_interval_s=3600.0, age_interval_s=3600.0)
+    (before,) = await draw(fresh, 1)
+    await make(fresh, await fresh.connect(bookie), before)
+    await end(fresh, bookie, before)
+    await bookie.age.raise_if_written()
+    (after,) = await draw(fresh, 1)
+    await make(fresh, await fresh.connect(bookie), after)
+    older = copy_of(fresh.tree)
+    await lift(fresh, bookie, after)
+    if not is_running:
+        await bookie.close()
+    store.tree = fresh.tree = older
+    if not is_running:
+        bookie = await start(fresh)
+    elif is_full:
+        with monkeypatch.context() as patched:
+
+            def refuse(size: int, kept: int) -> None:
+                raise DiskFullError("the test says there is no space")
+
+            patched.setattr(engine_of(bookie), "_check_room", refuse)
+            with pytest.raises(MetadataSetBackError):
+                await bookie.age.check()
+            assert not bookie.age._file.set_backs
+        await bookie.age.learn_events()
+    else:
+        with pytest.raises(MetadataSetBackError):
+            await bookie.age.raise_if_written()
+    assert bookie.age._file.set_backs
+    client = await fresh.connect(bookie)
+    assert await are_marked(client, before, after) == [False, True]
+    await tell_of_set_back(fresh, "another bookie saw it later", after + 1)
+    await bookie.age.learn_events()
+    await bookie.close()
+    client = await fresh.connect(await start(fresh))
+    assert await are_marked(client, before, after) == [False, True]
+
+
+@pytest.mark.parametrize("end", [lift, end_all])
+async def test_without_room_for_a_new_age_no_mark_ends(
+    fresh: Bookies,
+    monkeypatch: pytest.MonkeyPatch,
+    end: Callable[[Bookies, Bookie, int], Awaitable[None]],
+) -> None:
+    bookie = await start(fresh)
+    client = await fresh.connect(bookie)
+    (ledger,) = await draw(fresh, 1)
+    await make(fresh, client, ledger)
+    await bookie.age.raise_if_written()
+
+    async def refuse(file: object) -> None:
+        raise DiskFullError("the test says there is no space")
+
+    monkeypatch.setattr(bookie.age, "_write", refuse)
+    with pytest.raises(DiskFullError):
+        await end(fresh, bookie, ledger)
+    assert await are_marked(client, ledger) == [True]

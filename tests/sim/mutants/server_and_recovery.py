@@ -361,21 +361,21 @@ MUTANTS = [
     Mutant(
         374, "what was evicted by newer metadata is denied under older ones",
         (Edit("bookie_aio.server.age:BookieAge._judge_ids",
-              "await _mark_excused(self._engine, self._bookie_id, not_free_below(unknown))", "pass"),),
+              "await _mark_excused(self._engine, self._bookie_id, below, before.marks_at(at))", "pass"),),
         tests=("tests/bookie_aio/server/test_server_age.py", "-k", "not_denied_under_older"),
     ),
     Mutant(
         386, "marks that ended by newer metadata stay ended under older ones",
         (Edit("bookie_aio.storage.marking:Marking.list_excused",
-              "(state.was_evicted or state.lifted)", "state.was_evicted"),
-         Edit("bookie_aio.storage.marking:Marking.has_ended",
-              "self._ledgers.marks.ended_bound != NO_LEDGER", "False")),
+              "(state.was_evicted or state.lifted > above)", "state.was_evicted"),
+         Edit("bookie_aio.storage.marking:Marking.has_ended_since",
+              "self._ledgers.marks.numbers[1] > ended", "False")),
         tests=("tests/bookie_aio/server/test_server_set_back.py", "-k", "ended"),
     ),
     Mutant(
         387, "an event counts as known though there was no room for its marks",
         (Edit("bookie_aio.server.age:BookieAge._judge_ids",
-              "after = replace(after, set_backs=before.set_backs)",
+              "after = replace(after, set_backs=before.set_backs, copy_age=at)",
               "after = replace(after, has_lost=False)"),),
         tests=("tests/bookie_aio/server/test_server_set_back.py", "-k", "without_room"),
     ),
@@ -448,8 +448,20 @@ MUTANTS = [
     ),
     Mutant(
         462, "an event that was answered at once does not stop a lift by metadata of before",
-        (Edit("bookie_aio.server.healing:Healing.lift", "if self._events_heard() != heard:", "if False:"),),
+        (Edit("bookie_aio.server.healing:Healing.lift", "if self._age.events_heard != heard:", "if False:"),),
         tests=("tests/bookie_aio/server/test_server_set_back.py", "-k", "looks_at_its_entries"),
+    ),
+    Mutant(
+        463, "a set-back marks again what was lifted by metadata that the copy has",
+        (Edit("bookie_aio.storage.marking:Marking.list_excused",
+              "state.lifted > above", "state.lifted"),),
+        tests=("tests/bookie_aio/server/test_server_set_back.py", "-k", "the_copy_has"),
+    ),
+    Mutant(
+        464, "no age is raised between the metadata's word and a lift",
+        (Edit("bookie_aio.server.healing:Healing.lift",
+              "await self._age.raise_if_written(is_forced=True)", "pass"),),
+        tests=("tests/bookie_aio/server/test_server_set_back.py", "-k", "the_copy_has"),
     ),
     Mutant(
         375, "a record is a gap though a bookie that may have it did not answer",
