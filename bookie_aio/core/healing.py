@@ -85,8 +85,11 @@ def owed(
 
 def is_settled(metadata: LedgerMetadata, bookie_id: str) -> bool:
     """Return whether the bookie owes nothing of a ledger that is over: its marks may end with all others."""
-    if metadata.is_unbounded or not metadata.is_closed:
-        return False
+    return metadata.is_closed and not metadata.is_unbounded and is_unnamed(metadata, bookie_id)
+
+
+def is_unnamed(metadata: LedgerMetadata, bookie_id: str) -> bool:
+    """Return whether the bookie has no seat in the ledger, but for fragments in pages: no client asks it."""
     if any(bookie_id == each.bookie for each in metadata.absent):
         return False  # it may hold what a repair found nowhere else
     return all(bookie_id not in fragment.bookies for fragment in metadata.fragments)

@@ -354,6 +354,7 @@ class Bookie:
             self._engine, store, self._cookie, age, self._given_ids, config.unnamed_grace_s
         )
         self._healing = Healing(self._engine, store, config.bookie_id, self._ledger_gc.check_store, age)
+        self._ledger_gc.lift_mark = self._healing.lift
         # Rule 4: before the bookie listens, so that it never refuses an add that it takes a moment later.
         await self._healing.bound()
         self._passwords = PasswordLedgers(self._engine, LedgerStore(store))

@@ -34,7 +34,8 @@ here. So a listing that is short, against all rules, could cost this bookie the 
 data. Ids at or above the floor may belong to a client's block, and be created later. They are left alone.
 
 The marks of all ledgers end in a sweep in which no listed ledger up to their bound needs them any more. The
-floor has to be above the bound then. `bookie_aio.core.healing` has the decision.
+floor has to be above the bound then. `bookie_aio.core.healing` has the decision. A client has a mark lifted
+where a ledger names the bookie. The sweep lifts those of ledgers that name it nowhere.
 
 After a set-back of the metadata, nothing below the ids of that time is dropped or folded, and no mark is
 lifted, until an operator has answered for this bookie (`bookie_aio.server.age`). A store that lists all that
@@ -53,7 +54,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
-from bookie_aio.core.healing import is_settled
+from bookie_aio.core.healing import is_settled, is_unnamed
 from bookie_aio.storage.journal import when_durable
 from bookie_aio.storage.ledgers.checkpoint import IdRanges
 from bookie_aio.structured_logging import fields
@@ -71,7 +72,7 @@ from metadata.ids import KEY_CLUSTER, ledger_key
 from metadata.owned_task import OwnedTask
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Awaitable, Callable, Iterator
 
     from bookie_aio.server.age import BookieAge
     from bookie_aio.server.given_ids import GivenIds
@@ -118,6 +119,8 @@ class LedgerGarbageCollector:
         self._gone = IdRanges()  # ids below the floor that the last sweep found unlisted
         self._settled = IdRanges()  # ledgers that do not need the marks of a number, by the metadata
         self._settled_for = (0, 0)  # that number, and the events heard by then
+        self._lifted_upto = -1  # each sweep lifts the marks of a part of the ledgers
+        self.lift_mark: Callable[[int, int], Awaitable[int]] | None = None  # `Healing.lift`
         self.floor_after_s = _FLOOR_AFTER_S
         self.floor = 0
         self.folded = 0
@@ -178,6 +181,7 @@ class LedgerGarbageCollector:
             self._gone = IdRanges()
         if not self._age.in_doubt_below:
             await self._raise_floor()
+        await self._lift_marks()
         self.sweeps += 1
         return dropped
 
@@ -373,7 +377,7 @@ class LedgerGarbageCollector:
             reads += 1
             with suppress(NoSuchLedgerError):  # deleted since: below the floor, it is gone
                 metadata, _ = await self._ledgers.read(ledger_id)
-                if not is_settled(metadata, self._cookie.bookie_id):
+                if not is_settled(metadata, self._cookie.bookie_id) and not await self._lift(metadata):
                     return
             self._settled.add(ledger_id)
         # The metadata just read are no older copy's, and each copy with the new age has them.
@@ -383,6 +387,27 @@ class LedgerGarbageCollector:
         if is_of_now and not self._age.unanswered_below:
             await when_durable(partial(marking.end_all, number))
             log.info("marks of lost data ended", extra=fields(bookie=self._cookie.bookie_id))
+
+    async def _lift_marks(self) -> None:
+        """Lift the marks of single ledgers of which this bookie has no seat, a part of them in each sweep."""
+        marked = self._engine.marking.list_marked()
+        later = marked[bisect_right(marked, self._lifted_upto) :][:_LOOKED_AT_ONCE]
+        self._lifted_upto = later[-1] if len(later) == _LOOKED_AT_ONCE else -1
+        for ledger_id in later:
+            if ledger_id >= self._age.unanswered_below:
+                with suppress(NoSuchLedgerError, MetadataCorruptError):
+                    metadata, _ = await self._ledgers.read(ledger_id)
+                    await self._lift(metadata)
+
+    async def _lift(self, metadata: LedgerMetadata) -> bool:
+        """Lift the marks of a ledger if this bookie has no seat in it; no client asks it for that."""
+        ledger_id = metadata.ledger_id
+        if self.lift_mark is None or not is_unnamed(metadata, self._cookie.bookie_id):
+            return False
+        try:
+            return not await self.lift_mark(ledger_id, await self.lift_mark(ledger_id, 0))
+        except InvalidTransitionError:  # it is open, or a page names this bookie, which lacks entries
+            return False
 
     async def _is_gone(self, ledger_id: int) -> bool:
         try:

@@ -78,6 +78,10 @@ class Marking:
         """Return the highest number of any mark or lift, and the one up to which those of all have ended."""
         return self._ledgers.marks.numbers
 
+    def list_marked(self) -> list[int]:
+        """Return the ids of the ledgers that have a mark of their own, ascending."""
+        return sorted(self._ledgers.states.damaged_ids())
+
     def list_excused(self, from_ledger: int, count_max: int, above: int) -> tuple[list[int], int]:
         """Return the excused ones among up to `count_max` ledgers with a state, and where to go on or −1.
 

@@ -189,7 +189,13 @@ class LedgerTable:
     @property
     def damaged_count(self) -> int:
         """Return the number of ledgers that have a mark of their own."""
-        return self._resting(self._table.damaged) + sum(state.is_marked for state in self.live.values())
+        return len(self.damaged_ids())
+
+    def damaged_ids(self) -> list[int]:
+        """Return the ids of the ledgers that have a mark of their own, in no order."""
+        live, deleted = self.live, self._deleted
+        resting = [one for one in self._table.damaged if one not in live and one not in deleted]
+        return resting + [one for one, state in live.items() if state.is_marked]
 
     @property
     def lifted_count(self) -> int:

@@ -573,3 +573,46 @@ async def test_without_room_for_a_new_age_no_mark_ends(
     with pytest.raises(DiskFullError):
         await end(fresh, bookie, ledger)
     assert await are_marked(client, ledger) == [True]
+
+
+async def test_a_sweep_lifts_the_mark_of_what_was_evicted_once_an_operator_has_answered(
+    fresh: Bookies,
+) -> None:
+    """No fragment names the bookie, so no client asks it."""
+    bookie = await start(fresh)
+    client, gc = await fresh.connect(bookie), bookie._ledger_gc
+    (ledger,) = await draw(fresh, 1)
+    await make(fresh, client, ledger)
+    await evict(fresh, bookie, ledger)
+    await tell_of_set_back(fresh, "an event", ledger + 1)
+    await bookie.age.learn_events()
+    assert gc is not None
+    await gc.sweep()
+    assert await are_marked(client, ledger) == [True]
+    (event,) = (found := await SetBacks.read(fresh.store())).events
+    await found.replace(fresh.store(), [event.answer_for(["b1"])])
+    await gc.sweep()
+    assert await are_marked(client, ledger) == [False]
+    assert (await client.add(ledger, 1, [b"1"])).status is Status.INVALID_TERM
+
+
+@pytest.mark.parametrize("is_named", [False, True])
+async def test_marks_of_all_ledgers_end_beside_an_unbounded_ledger_of_others(
+    fresh: Bookies, is_named: bool
+) -> None:
+    """It is over for nobody. A bookie that has no seat in it is asked by no client."""
+    bookie = await start(fresh)
+    gc, engine = bookie._ledger_gc, engine_of(bookie)
+    (ledger,) = await draw(fresh, 1)
+    ledgers = LedgerStore(fresh.store())
+    record = LedgerMetadata.new(
+        ledger, ensemble_size=1, write_quorum=1, ack_quorum=1, bookies=["b1" if is_named else "b8"],
+        unbounded=UnboundedRecord("x"),
+    )  # fmt: skip
+    await ledgers.create_ledger(record.change_ensemble(5, ["b9"]))
+    await ledgers.raise_floor((await draw(fresh, 1)).start)
+    await when_durable(partial(engine.marking.mark_all, ledger))
+    assert gc is not None
+    await gc.sweep()
+    assert engine.marking.bound == (ledger if is_named else -1)
+    assert bool(engine.marking.of(ledger)) is is_named
