@@ -42,7 +42,7 @@ from client_aio.core.audit import (
 from client_aio.core.placement import spread
 from client_aio.core.repair_plan import Part, complete_parts
 from client_aio.unbounded.paged_fragments import spans
-from metadata.access.bookies import split_address
+from metadata.access.bookies import SetBacks, split_address, unanswered_below
 from metadata.access.repair_tasks import COPIES_MAX, RepairTask, RepairTasks, TaskRef, WorkerRecord
 from metadata.errors import (
     BookKeeperError,
@@ -70,6 +70,7 @@ _BURST_S = 0.25
 """After a pause a worker may read at once what it may read in this time."""
 _LIST_AGAIN_S = 5.0
 """A list of the tasks is used for this time, or until all of them were tried."""
+_UNANSWERED = "its mark stays until `bookie-aio bookie accept-metadata` answers for it"
 _RETRY_S = 1.0
 _CROWDED_S = 2.0
 """A worker looks again after about this time where as many others work as may."""
@@ -358,7 +359,10 @@ class Worker:
         try:
             await self._context.pool.directory.refresh()
             seats, _ = await self.look(ledger_id, lost_bookies, doubted)
+            waiting = await self._unanswered(ledger_id, seats.marked)
             for bookie_id in (*seats.in_place, *seats.replaced):
+                if bookie_id in waiting:
+                    continue
                 in_place = bookie_id in seats.in_place
                 try:
                     missing = await self._repair(ledger_id, bookie_id, in_place=in_place)
@@ -376,6 +380,7 @@ class Worker:
             left = seats
             if seats.in_place or seats.replaced:
                 left, _ = await self.look(ledger_id, lost_bookies, doubted)
+                waiting = await self._unanswered(ledger_id, left.marked)
             else:
                 await self._spread(ledger_id)
                 await self._clear_absent(ledger_id)
@@ -387,13 +392,15 @@ class Worker:
             return Outcome(False, str(error), lost, tuple(task.doubted | doubted))
         lacking = (*left.in_place, *left.replaced)
         silent = [name for name in left.unknown if name in task.concerned | doubted]
+        errors += [f"{name}: {_UNANSWERED}" for name in sorted(waiting)]
         if lost:
             errors.append(f"{lost:,} entries can be had from no bookie")
         if silent:  # no answer is no proof that it has all of them by now
             errors.append(f"{', '.join(silent)} does not answer")
         if not lacking and not errors:
             return Outcome(is_done=True)
-        unproven = (*left.in_place, *(task.doubted | doubted).intersection(left.unknown))
+        lacking_now = [one for one in left.in_place if one not in waiting]
+        unproven = (*lacking_now, *(task.doubted | doubted).intersection(left.unknown))
         return Outcome(
             False, "; ".join(errors) or f"{', '.join(lacking)} still lacks entries", lost, unproven
         )
@@ -418,6 +425,13 @@ class Worker:
         leaving = self._context.pool.directory.orders.leaving
         seats = seats_to_repair(states, lost_bookies, running, marks_stay(metadata), leaving, doubted)
         return seats, copies_by_replicas(metadata.write_quorum, states)
+
+    async def _unanswered(self, ledger_id: int, marked: Collection[str]) -> set[str]:
+        """Return the marked bookies that lift no mark of the ledger before an operator has answered."""
+        if not marked:
+            return set()
+        events = (await SetBacks.read(self._context.ledgers.store)).events
+        return {one for one in marked if ledger_id < unanswered_below(events, one)}
 
     async def _spread(self, ledger_id: int) -> None:
         """Exchange bookies of complete fragments for some on other racks, if the policy spans racks.

@@ -483,6 +483,8 @@ class Seats(NamedTuple):
     """Bookies that are lost and do not answer, or that leave: others get their seats."""
     unknown: tuple[str, ...]
     """Bookies that do not answer, and are not held for lost: left as they are."""
+    marked: tuple[str, ...] = ()
+    """Those of `in_place` that have a mark, and nothing else is the matter with them."""
 
 
 def seats_to_repair(
@@ -506,7 +508,10 @@ def seats_to_repair(
     in_place: dict[str, None] = {}
     replaced: dict[str, None] = {}
     unknown: dict[str, None] = {}
+    lacking = set(doubted)
     for replica in replicas:
+        if not replica.is_whole:
+            lacking.add(replica.bookie_id)
         if replica.bookie_id in leaving:
             replaced[replica.bookie_id] = None
         elif replica.is_silent:
@@ -518,7 +523,8 @@ def seats_to_repair(
             or (replica.is_marked and replica.bookie_id not in marks_stay)
         ):
             in_place[replica.bookie_id] = None
-    return Seats(tuple(in_place), tuple(replaced), tuple(unknown))
+    marked = tuple(one for one in in_place if one not in lacking)
+    return Seats(tuple(in_place), tuple(replaced), tuple(unknown), marked)
 
 
 def marks_stay(metadata: LedgerMetadata) -> Collection[str]:

@@ -23,7 +23,7 @@ from client_aio.autorecovery.survey import auto_recovery_state, survey
 from client_aio.autorecovery.worker import Worker
 from client_aio.config import AutoRecoveryConfig
 from client_aio.core.audit import Condition, Layout, LedgerIndex, Seats, Ties
-from metadata.access.bookies import DRAINING, Order, Orders
+from metadata.access.bookies import DRAINING, Order, Orders, SetBack, SetBacks
 from metadata.access.repair_tasks import (
     COPIES_MAX,
     REASON_LOST,
@@ -280,6 +280,37 @@ async def test_a_bookie_that_lost_its_segments_is_healed_and_its_marks_are_lifte
             await until(are_lifted)
             await until_whole(client, ledger_ids)
             assert [one.ledgers_damaged for one in (await survey(client._context)).bookies] == [0, 0, 0]
+
+
+async def test_no_ledger_is_read_for_a_mark_that_stays_until_an_operator_answers(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with client_aio.connect(cluster.uri) as client:
+        store = client._context.ledgers.store
+        worker = Worker(client._context, AutoRecoveryConfig(), "w")
+        repaired: list[str] = []
+
+        async def look(*arguments: object) -> tuple[Seats, int]:
+            in_place = tuple({"b1", "b2"}.difference(repaired))
+            return Seats(in_place, (), (), tuple({"b1"}.intersection(in_place))), 1
+
+        async def repair(ledger_id: int, bookie_id: str, *, in_place: bool) -> dict[str, int]:
+            repaired.append(bookie_id)
+            return {}
+
+        monkeypatch.setattr(worker, "look", look)
+        monkeypatch.setattr(worker, "_repair", repair)
+        event = SetBack("an event", "b3", 0, 8, [])
+        await (await SetBacks.read(store)).replace(store, [event])
+        outcome = await worker.attempt(7, ())
+        assert repaired == ["b2"]
+        assert (outcome.is_done, outcome.doubted) == (False, ())
+        assert "accept-metadata" in outcome.error
+        assert (await worker.attempt(8, ())).is_done  # it is of after the set-back
+        repaired.clear()
+        await (await SetBacks.read(store)).replace(store, [event.answer_for(["b1"])])
+        assert (await worker.attempt(7, ())).is_done
+        assert sorted(repaired) == ["b1", "b2"]
 
 
 async def test_a_bookie_that_answers_before_it_is_registered_keeps_its_seat(

@@ -284,10 +284,13 @@ def replica(name: str, first: int = 0, *, state: str = "whole") -> ReplicaState:
 def test_a_bookie_that_answers_is_repaired_in_its_place_and_a_lost_one_is_replaced() -> None:
     replicas = [replica("b1"), replica("b2", state="missing"), replica("b3", state="silent"),
                 replica("b4", state="marked"), replica("b5", state="silent")]  # fmt: skip
-    expected = Seats(in_place=("b2", "b4"), replaced=("b3",), unknown=("b5",))
+    expected = Seats(in_place=("b2", "b4"), replaced=("b3",), unknown=("b5",), marked=("b4",))
     assert seats_to_repair(replicas, ["b1", "b2", "b3"], ["b1", "b2", "b4", "b5"], ()) == expected
     # A lost bookie that is registered again, and does not answer yet, keeps its seat.
     assert seats_to_repair(replicas[2:3], ["b3"], ["b3"], ()) == Seats((), (), ("b3",))
+    also_lacking = [*replicas, replica("b4", 9, state="missing")]
+    assert not seats_to_repair(also_lacking, [], [], ()).marked
+    assert not seats_to_repair(replicas, [], [], (), (), ["b4"]).marked
     # A mark that cannot be lifted needs nothing; entries that are missing do.
     assert seats_to_repair(replicas[1:4], [], [], ["b2", "b4"]).in_place == ("b2",)
 
