@@ -271,7 +271,7 @@ class AgeFile:
     def marks_at(self, number: int) -> tuple[int, int]:
         """Return the numbers of the marks, as `note_marks` took them, for the latest age up to that one.
 
-        What lifted or ended marks by then did so by metadata that each copy with that age has.
+        Each copy with that age has the metadata by which marks were lifted or ended until then.
         """
         return max((each[1:] for each in self.marks if each[0] <= number), default=(0, 0))
 

@@ -19,7 +19,7 @@ A bookie that comes back may lack what was written without it. Its ledgers are *
 back for the delay: its list of entries is compared with what it owes. A rolling restart makes no task.
 
 A bookie draws a nonce at each start. A start is *settled* when all ledgers of the bookie were checked after
-it. What an auditor has in memory of a bookie that came back belongs to a start that is not settled. So do a
+it. The memory of an auditor about a bookie that came back belongs to a start that is not settled. So do a
 restart that no auditor saw, and what checks found and no task says yet. The next auditor knows the settled
 starts. It takes every other one for a bookie that has just come back, and so loses nothing of these.
 """
