@@ -255,7 +255,7 @@ async def test_what_counts_no_more_while_it_is_copied_does_not_come_back(tmp_pat
     await store.close()
     again = await Store.open(crashed)
     for one in (engine, again.engine):
-        assert one.marking.list_excused(0, 9)[0] == ([2] if what == "forget" else [])
+        assert one.marking.list_excused(0, 9, 0)[0] == ([2] if what == "forget" else [])
         assert one.last_entry(2) == (59 if what == "trim" else -1)
     found, stop, _ = await again.read(2, 50, 59)
     assert (stop, len(found)) == ((Stop.END, 10) if what == "trim" else (Stop.NO_SUCH_ENTRY, 0))
