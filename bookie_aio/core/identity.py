@@ -275,6 +275,14 @@ class AgeFile:
         """
         return max((each[1:] for each in self.marks if each[0] <= number), default=(0, 0))
 
+    @property
+    def next_number(self) -> int:
+        """Return a number above all that the directory knows of, also those of starts that others saw.
+
+        A note of the marks at a number that two starts had would tell of copies of both.
+        """
+        return max([self.number, self.intended, *(number for _, number in self.starts)]) + 1
+
     def intend(self, number: int, token: str) -> AgeFile:
         """Return the file to write before the age is raised in the metadata store."""
         return replace(self, intended=number, intended_token=token)
@@ -349,7 +357,7 @@ def judge_age(
         or (least > 0 and any(file is None or max(file.number, file.intended) < least for file in files))
     )
     at = 0 if stored is None else stored.number
-    number = max([at, *(max(file.number, file.intended) for file in present)]) + 1
+    number = max([at + 1, *(file.next_number for file in present)])
     pending = [file for file in present if file.intended > max(at, least)]
     if pending:
         # The compare-and-set of an earlier start may yet take effect. This start must then find itself in it.
@@ -446,6 +454,7 @@ def judge_ids(
         in_doubt_below=below,
         has_lost=file.has_lost or bool(beyond),
         starts=(*ended.starts, *beyond)[-STARTS_KEPT:] if beyond else file.starts,
+        marks=() if beyond else file.marks,  # they tell of no copy that has one of these ages
     )
     return IdVerdict(found, at, after)
 

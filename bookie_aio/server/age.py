@@ -427,7 +427,7 @@ class BookieAge:
         if not self._file.intended or not self._is_written:
             intended = self._file
             if not intended.intended:
-                intended = intended.intend(intended.number + 1, self._token)
+                intended = intended.intend(intended.next_number, self._token)
                 intended = intended.note_marks(*self._engine.marking.numbers)
             try:
                 await self._write(intended)

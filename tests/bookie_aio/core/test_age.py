@@ -398,6 +398,18 @@ def test_an_age_that_another_bookie_saw_tells_of_a_directory_and_metadata_set_ba
     assert not cluster.settle("b1").has_lost
 
 
+def test_no_age_has_a_number_that_another_bookie_saw_of_a_lost_start() -> None:
+    """A note of the marks at it would count for copies of the lost start, too."""
+    event = SetBack("e", "b2", 0, 8, [], {"b1": ["lost", 12]})
+    kept = file(6).intend(7, "t").note_marks(5, 5).confirm()
+    after = judge_ids(kept, bookie_id="b1", counter=8, highest_held=3, events=[event], token="f").file
+    assert after.has_lost
+    assert after.marks_at(12) == (0, 0)
+    assert after.next_number == 13
+    assert judge_age([after], stored(7), place=PLACE, token="u").file.intended == 13
+    assert AgeFile().next_number == 1
+
+
 @pytest.mark.parametrize(
     ("seen", "is_reached"),
     [(("t1", 3), True), (("t1", 4), False), (("t2", 7), True), (("t2", 8), False), (("t9", 1), False)],

@@ -21,7 +21,7 @@ from bookie_aio.wire.messages import (
     Status,
     Stop,
 )
-from metadata.access.bookies import SetBack, SetBacks
+from metadata.access.bookies import AgeRecord, SetBack, SetBacks
 from metadata.access.ledgers import LedgerStore
 from metadata.errors import DiskFullError, MetadataSetBackError, MetadataUnavailableError
 from metadata.ids import KEY_SET_BACKS, TERM_FINAL, age_key, ledger_key
@@ -552,6 +552,33 @@ async def test_marks_that_ended_by_what_the_copy_has_stay_ended(
     await bookie.close()
     client = await fresh.connect(await start(fresh))
     assert await are_marked(client, before, after) == [False, True]
+
+
+async def test_a_lift_after_a_lost_start_tells_of_no_copy_that_has_an_age_of_that_start(
+    fresh: Bookies,
+) -> None:
+    """The lost start had reached number 12, and its metadata come back when this one is beyond that."""
+    store = fresh.store()
+    bookie = await fresh.start(store=store, sweep_interval_s=3600.0, age_interval_s=3600.0)
+    client = await fresh.connect(bookie)
+    (ledger,) = await draw(fresh, 1)
+    await make(fresh, client, ledger)
+    other = copy_of(fresh.tree)
+    event = SetBack("an event", "b2", 0, ledger + 1, ["b1"], {"b1": ["a lost start", 12]})
+    await (await SetBacks.read(store)).replace(store, [event])
+    await bookie.age.learn_events()
+    await lift(fresh, bookie, ledger)
+    while bookie.age.number <= 12:
+        await bookie.age.raise_if_written(is_forced=True)
+    assert await are_marked(client, ledger) == [False]
+    await bookie.age.raise_if_written(is_forced=True)
+    store.tree = fresh.tree = other
+    before = await store.read(age_key("b1"))
+    age = AgeRecord(12, "a lost start", AgeRecord.from_json(before.value).place)
+    await store.compare_and_set(age_key("b1"), age.to_json(), before.version)
+    with pytest.raises(MetadataSetBackError):
+        await bookie.age.check()
+    assert await are_marked(client, ledger) == [True]
 
 
 @pytest.mark.parametrize("end", [lift, end_all])

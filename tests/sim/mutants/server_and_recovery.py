@@ -464,6 +464,12 @@ MUTANTS = [
         tests=("tests/bookie_aio/server/test_server_set_back.py", "-k", "the_copy_has"),
     ),
     Mutant(
+        465, "an age gets a number that another bookie saw of a lost start",
+        (Edit("bookie_aio.server.age:BookieAge._raise",
+              "intended.next_number", "intended.number + 1"),),
+        tests=("tests/bookie_aio/server/test_server_set_back.py", "-k", "after_a_lost_start"),
+    ),
+    Mutant(
         375, "a record is a gap though a bookie that may have it did not answer",
         (Edit("client_aio.log.gaps:_lost_entry", " or error.is_unanswered", ""),),
         tests=("tests/client_aio/test_client_gaps.py",),
