@@ -162,7 +162,7 @@ class Healing:
             return held  # none, or a mark for damage that was found since the client asked
         self._engine.eviction_candidates.discard(ledger_id)
         heard = self._age.events_heard
-        metadata, _ = await self._ledgers.read(ledger_id, sync=True)
+        found = metadata, _ = await self._ledgers.read(ledger_id, sync=True)
         await self._check_store(ledger_id)  # an older copy may have a term below a fence that was lost
         reason = why_marked(metadata, self._bookie_id)
         if reason:
@@ -172,7 +172,12 @@ class Healing:
         async for fragments, last_entry in self._fragments(metadata):
             for one in owed(metadata, fragments, last_entry, self._bookie_id):
                 await self._check_held(ledger_id, one)
-        await self._age.raise_if_written(is_forced=True)  # each copy with the new age has these metadata
+        await self._age.raise_if_written(is_forced=True)
+        # The age may be in an older copy. Read again, each copy with the new age has these metadata.
+        if await self._ledgers.read(ledger_id, sync=True) != found:
+            raise MetadataUnavailableError(
+                f"the metadata of ledger {ledger_id} have changed while this bookie looked at it: ask again"
+            )
         # No await from here to the append: what the metadata said above would be of before an event.
         await self._check_store(ledger_id)
         if self._age.events_heard != heard:  # perhaps one that was answered at once

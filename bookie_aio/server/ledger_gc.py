@@ -33,8 +33,9 @@ one range. An id is folded only when two sweeps in a row found it unlisted, and 
 here. So a listing that is short, against all rules, could cost this bookie the use of one ledger, and never
 data. Ids at or above the floor may belong to a client's block, and be created later. They are left alone.
 
-The marks of all ledgers end in a sweep in which no listed ledger up to their bound needs them any more. The
-floor has to be above the bound then. `bookie_aio.core.healing` has the decision. A client has a mark lifted
+The marks of all ledgers end when no listed ledger up to their bound needs them any more. The floor has to be
+above the bound then. The sweeps look twice, and raise the age between the two looks. So each copy of the
+metadata with that age says the same. `bookie_aio.core.healing` has the decision. A client has a mark lifted
 where a ledger names the bookie. The sweep lifts those of ledgers that name it nowhere.
 
 After a set-back of the metadata, nothing below the ids of that time is dropped or folded, and no mark is
@@ -119,6 +120,7 @@ class LedgerGarbageCollector:
         self._gone = IdRanges()  # ids below the floor that the last sweep found unlisted
         self._settled = IdRanges()  # ledgers that do not need the marks of a number, by the metadata
         self._settled_for = (0, 0)  # that number, and the events heard by then
+        self._is_second_look = False  # all were settled, and the age was raised since: they are read again
         self._lifted_upto = -1  # each sweep lifts the marks of a part of the ledgers
         self.lift_mark: Callable[[int, int], Awaitable[int]] | None = None  # `Healing.lift`
         self.floor_after_s = _FLOOR_AFTER_S
@@ -367,7 +369,7 @@ class LedgerGarbageCollector:
         if not number or marking.is_unbounded or self.floor <= marking.bound or self._age.unanswered_below:
             return
         if self._settled_for != (number, heard):
-            self._settled, self._settled_for = IdRanges(), (number, heard)
+            self._settled, self._settled_for, self._is_second_look = IdRanges(), (number, heard), False
         reads = 0
         for ledger_id in _outside(gone, marking.bound):
             if marking.has_lift(ledger_id, number) or ledger_id in self._settled:
@@ -378,10 +380,16 @@ class LedgerGarbageCollector:
             with suppress(NoSuchLedgerError):  # deleted since: below the floor, it is gone
                 metadata, _ = await self._ledgers.read(ledger_id)
                 if not is_settled(metadata, self._cookie.bookie_id) and not await self._lift(metadata):
+                    if self._is_second_look:
+                        self._settled_for = (0, 0)
                     return
             self._settled.add(ledger_id)
-        # The metadata just read are no older copy's, and each copy with the new age has them.
-        await self._age.raise_if_written(is_forced=True)
+        if not self._is_second_look:
+            # Perhaps into an older copy, behind some of these reads. So all are read again.
+            await self._age.raise_if_written(is_forced=True)
+            self._settled, self._is_second_look = IdRanges(), True
+            return
+        await self._age.check()  # the store is no copy from before that age
         # No await from here to the append: a later loss has a bound of its own.
         is_of_now = (marking.number, self._age.events_heard) == (number, heard)
         if is_of_now and not self._age.unanswered_below:

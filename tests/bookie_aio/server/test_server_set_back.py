@@ -460,23 +460,28 @@ async def test_a_request_that_is_cancelled_does_not_interrupt_the_judgement(
     assert late in await held(client)
 
 
-async def test_what_a_sweep_read_before_an_event_ends_no_marks_after_it(fresh: Bookies) -> None:
+async def test_what_a_sweep_read_before_an_event_ends_no_marks_after_it(
+    fresh: Bookies, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The older copy names the bookie for a ledger that newer metadata had excused it of."""
+    monkeypatch.setattr("bookie_aio.server.ledger_gc._SETTLED_AT_ONCE", 1)
     bookie = await start(fresh)
     client, gc = await fresh.connect(bookie), bookie._ledger_gc
-    settled, needed = await draw(fresh, 2)
-    await make(fresh, client, settled, needed)
+    settled, other = await draw(fresh, 2)
+    await make(fresh, client, settled, other)
     ledgers = LedgerStore(fresh.store())
     await ledgers.raise_floor((await draw(fresh, 1)).start)
     older, version = await ledgers.read(settled)
     version = await ledgers.compare_and_set(older.replace_bookie(0, "b1", "b9").close(0, 1), version)
-    await when_durable(partial(engine_of(bookie).marking.mark_all, needed))
+    metadata, other_version = await ledgers.read(other)
+    await ledgers.compare_and_set(metadata.replace_bookie(0, "b1", "b9").close(0, 1), other_version)
+    await when_durable(partial(engine_of(bookie).marking.mark_all, other))
     assert gc is not None
-    await gc.sweep()
+    for _ in range(3):  # two for the first look at both, one for the second look at the first
+        await gc.sweep()
     await fresh.store().compare_and_set(ledger_key(settled), older.to_json(), version)
-    await tell_of_set_back(fresh, "an event", needed + 1, "b1")
+    await tell_of_set_back(fresh, "an event", other + 1, "b1")
     await bookie.age.learn_events()
-    await ledgers.delete(needed)
     await gc.sweep()
     assert await are_marked(client, settled) == [True]
 
@@ -500,7 +505,8 @@ async def end_all(bookies: Bookies, bookie: Bookie, ledger_id: int) -> None:
     await ledgers.raise_floor((await draw(bookies, 1)).start)
     await when_durable(partial(engine_of(bookie).marking.mark_all, ledger_id))
     assert gc is not None
-    await gc.sweep()
+    for _ in range(2):
+        await gc.sweep()
     assert engine_of(bookie).marking.bound < 0
 
 
@@ -552,6 +558,48 @@ async def test_marks_that_ended_by_what_the_copy_has_stay_ended(
     await bookie.close()
     client = await fresh.connect(await start(fresh))
     assert await are_marked(client, before, after) == [False, True]
+
+
+@pytest.mark.parametrize("what", ["lifted", "ended"])
+async def test_an_age_that_is_raised_in_the_copy_tells_of_no_metadata_that_were_read_before(
+    fresh: Bookies, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """The bookie wrote nothing since the copy was taken, so the copy has its age."""
+    store = fresh.store()
+    bookie = await fresh.start(store=store, sweep_interval_s=3600.0, age_interval_s=3600.0)
+    client, healing, gc = await fresh.connect(bookie), bookie._healing, bookie._ledger_gc
+    assert healing is not None
+    assert gc is not None
+    (ledger,) = await draw(fresh, 1)
+    await make(fresh, client, ledger)
+    await LedgerStore(store).raise_floor((await draw(fresh, 1)).start)
+    marking = engine_of(bookie).marking
+    mark = marking.mark_all if what == "ended" else engine_of(bookie).append_mark
+    await when_durable(partial(mark, ledger))
+    await bookie.age.raise_if_written(is_forced=True)
+    older = copy_of(fresh.tree)
+    metadata, version = await LedgerStore(store).read(ledger)
+    closed = metadata.replace_bookie(0, "b1", "b9").close(0, 1)
+    await LedgerStore(store).compare_and_set(closed, version)
+    by = gc if what == "ended" else healing
+    read_metadata, reads = by._ledgers.read, []
+
+    async def read_and_set_back(ledger_id: int, **how: bool) -> object:
+        found = await read_metadata(ledger_id, **how)
+        reads.append(ledger_id)
+        if len(reads) == (2 if what == "ended" else 1):  # a sweep looks first whether it is to be evicted
+            store.tree = fresh.tree = older
+        return found
+
+    monkeypatch.setattr(by._ledgers, "read", read_and_set_back)
+    if what == "ended":
+        for _ in range(3):
+            await gc.sweep()
+    else:
+        with pytest.raises(MetadataUnavailableError):
+            await healing.lift(ledger, await healing.lift(ledger, 0))
+    assert not bookie.age.events_heard
+    assert await are_marked(client, ledger) == [True]
 
 
 async def test_a_lift_after_a_lost_start_tells_of_no_copy_that_has_an_age_of_that_start(
@@ -640,6 +688,7 @@ async def test_marks_of_all_ledgers_end_beside_an_unbounded_ledger_of_others(
     await ledgers.raise_floor((await draw(fresh, 1)).start)
     await when_durable(partial(engine.marking.mark_all, ledger))
     assert gc is not None
-    await gc.sweep()
+    for _ in range(2):
+        await gc.sweep()
     assert engine.marking.bound == (ledger if is_named else -1)
     assert bool(engine.marking.of(ledger)) is is_named

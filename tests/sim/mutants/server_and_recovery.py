@@ -470,6 +470,18 @@ MUTANTS = [
         tests=("tests/bookie_aio/server/test_server_set_back.py", "-k", "after_a_lost_start"),
     ),
     Mutant(
+        466, "a lift goes by metadata that were read before its age was raised, perhaps in an older copy",
+        (Edit("bookie_aio.server.healing:Healing.lift",
+              "if await self._ledgers.read(ledger_id, sync=True) != found:", "if False:"),),
+        tests=("tests/bookie_aio/server/test_server_set_back.py", "-k", "raised_in_the_copy"),
+    ),
+    Mutant(
+        467, "marks of all ledgers end by metadata that were read before the age was raised",
+        (Edit("bookie_aio.server.ledger_gc:LedgerGarbageCollector._end_marks",
+              "self._settled, self._is_second_look = IdRanges(), True", "self._is_second_look = True"),),
+        tests=("tests/bookie_aio/server/test_server_set_back.py", "-k", "raised_in_the_copy"),
+    ),
+    Mutant(
         375, "a record is a gap though a bookie that may have it did not answer",
         (Edit("client_aio.log.gaps:_lost_entry", " or error.is_unanswered", ""),),
         tests=("tests/client_aio/test_client_gaps.py",),
