@@ -115,6 +115,8 @@ class BookieAge:
         self._groups_covered = -1
         self._lock = OwningLock()  # one change of the files and of the store's record at a time
         self._is_judging = False  # from the beginning of a judgement of the events until its end is kept
+        # A copy, and the event that tells of it, while the disk is too full to raise the age above it.
+        self._told_of: tuple[AgeRecord | None, str] | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._on_replaced: Callable[[StorageError], None] = _ignore
         self._is_told = False  # of a full disk
@@ -443,13 +445,14 @@ class BookieAge:
                 break
             if standing in (Standing.OLDER, Standing.FORKED):
                 raise self._replaced()
-            if standing is Standing.AHEAD or stored is None:
+            if standing is Standing.AHEAD and not await self._is_told_of(stored):
                 is_behind = True
                 try:
                     await self._write(self._file.find_copy(_number_of(stored)))
                 except DiskFullError as error:  # nothing else tells of it once the age is raised
                     self._tell_once("the age of this bookie cannot be written", error)
                     return
+            self._told_of = None
             age = AgeRecord(self._file.intended, self._file.intended_token, list(self._config.directories))
             with suppress(VersionConflictError):
                 await self._put(age, version)
@@ -469,6 +472,8 @@ class BookieAge:
 
         A request that is cancelled in here does not interrupt it. What an error interrupted is finished.
 
+        On a full disk the age may be that of a copy which the operator has accepted.
+
         Raises:
             MetadataSetBackError: it is one; the events say so by now.
             MetadataError: the metadata store cannot be reached.
@@ -479,17 +484,35 @@ class BookieAge:
             standing = compare_ages(self._file, stored)
             if standing in (Standing.OLDER, Standing.FORKED):
                 raise self._replaced()
-            if self._file.is_ahead or standing is Standing.AHEAD or (stored is None and self._file.number):
-                # The age is raised with it, or each further look would find a set-back once more.
-                assert self._engine is not None
-                await self._raise(self._engine.counts.groups)
-                await self._write_or_keep(self._file.find_copy(_number_of(stored)))  # on a full disk
-                await self._judge_ids()
+            if standing is Standing.AHEAD and not self._file.is_ahead and await self._is_told_of(stored):
+                if self.unanswered_below:
+                    raise MetadataSetBackError("the metadata store was set back to an older copy")
+            elif standing is Standing.AHEAD or self._file.is_ahead:
+                await self._judge_copy(stored)
                 raise MetadataSetBackError("the metadata store was set back to an older copy")
             if self._is_judging:
                 await self._judge_ids()
 
         await self._lock.run(compare)
+
+    async def _judge_copy(self, stored: AgeRecord | None) -> None:
+        """Judge a store that was set back, and raise the age; the lock must be held.
+
+        Otherwise each further look would find the same set-back. On a full disk it goes by `_told_of`.
+        """
+        assert self._engine is not None
+        with suppress(MetadataSetBackError):
+            await self._raise(self._engine.counts.groups)
+            await self._write_or_keep(self._file.find_copy(_number_of(stored)))  # on a full disk
+            await self._judge_ids()
+            self._told_of = stored, self._events[-1].token
+
+    async def _is_told_of(self, stored: AgeRecord | None) -> bool:
+        """Return whether the store is still the copy that was judged, with its event."""
+        if self._told_of is None or self._told_of[0] != stored:
+            return False
+        events = (await SetBacks.read(self._store)).events
+        return any(event.token == self._told_of[1] for event in events)
 
     def _replaced(self) -> CookieMismatchError:
         error = CookieMismatchError(

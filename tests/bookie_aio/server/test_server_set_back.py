@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from bookie_aio.storage.disk.disk import write_file
 from bookie_aio.storage.journal import when_durable
 from bookie_aio.wire.messages import (
     NO_TERM,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
     from bookie_aio.core.healing import Owed
     from bookie_aio.server.bookie import Bookie
+    from bookie_aio.storage.disk.disk import Disk
     from bookie_aio.storage.engine import Engine
     from metadata.backends.memory import MemoryMetadataStore
     from tests.bookie_aio.server.conftest import Bookies
@@ -372,6 +374,54 @@ async def set_back_under_a_running_bookie(
         await bookie.age.raise_if_written()
     store.tree = bookies.tree = older
     return bookie, store, late
+
+
+async def answer_all(bookies: Bookies) -> None:
+    found = await SetBacks.read(bookies.store())
+    await found.replace(bookies.store(), [event.answer_for(["b1"]) for event in found.events])
+
+
+@pytest.mark.parametrize("writes", [0, 1])
+async def test_a_set_back_that_a_full_disk_keeps_from_raising_the_age_is_one_event(
+    fresh: Bookies, monkeypatch: pytest.MonkeyPatch, writes: int
+) -> None:
+    """Once it is answered, the bookie drops ledgers again, which frees space."""
+    bookie, store, late = await set_back_under_a_running_bookie(fresh)
+    age, older = bookie.age, copy_of(fresh.tree)
+    written: list[str] = []
+
+    async def refuse(disk: Disk, directory: str, name: str, parts: list[bytes]) -> None:
+        if len(written) == writes:
+            raise DiskFullError("the test says there is no space")
+        written.append(name)
+        await write_file(disk, directory, name, parts)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("bookie_aio.server.age.write_file", refuse)
+        for _ in range(3):
+            with pytest.raises(MetadataSetBackError):
+                await age.check()
+            await age.learn_events()
+            await age.raise_if_written()
+        assert len((await SetBacks.read(fresh.store())).events) == 1
+        await answer_all(fresh)
+        await age.learn_events()
+        client = await fresh.connect(bookie)
+        assert (await client.call(Delete(late))).status is Status.OK
+        store.tree = fresh.tree = older
+        with pytest.raises(MetadataSetBackError):
+            await age.check()
+        assert len((await SetBacks.read(fresh.store())).events) == 1
+        await answer_all(fresh)
+        await age.learn_events()
+        before = copy_of(fresh.tree)
+    await age.raise_if_written(is_forced=True)
+    await age.check()
+    assert len((await SetBacks.read(fresh.store())).events) == 1
+    store.tree = fresh.tree = before
+    with pytest.raises(MetadataSetBackError):
+        await age.check()
+    assert len((await SetBacks.read(fresh.store())).events) == 2
 
 
 def lose_answer_once(

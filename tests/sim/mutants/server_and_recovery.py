@@ -341,7 +341,7 @@ MUTANTS = [
     ),
     Mutant(
         368, "a look that finds the metadata set back raises no age",
-        (Edit("bookie_aio.server.age:BookieAge.check",
+        (Edit("bookie_aio.server.age:BookieAge._judge_copy",
               "await self._raise(self._engine.counts.groups)", "pass"),),
         tests=("tests/bookie_aio/server/test_server_age.py", "-k", "idle_bookie_is_one_event"),
     ),
@@ -394,7 +394,7 @@ MUTANTS = [
         420, "a set-back that was found is forgotten with the answer of the store",
         (Edit("bookie_aio.server.age:BookieAge._raise",
               "is_behind = self._file.is_ahead", "is_behind = False"),
-         Edit("bookie_aio.server.age:BookieAge.check", "if self._file.is_ahead or ", "if ")),
+         Edit("bookie_aio.server.age:BookieAge.check", "AHEAD or self._file.is_ahead:", "AHEAD:")),
         tests=("tests/bookie_aio/server/test_server_set_back.py", "-k", "set_back_is_not_forgotten"),
     ),
     Mutant(
