@@ -358,7 +358,12 @@ class BookieAge:
             is_unfinished = self._is_judging or self._file.has_lost
             is_new = any(event.token not in self._file.set_backs for event in events)
             if events != self._events or is_new or is_unfinished:
-                await self._judge_ids()
+                stored, _ = await self._read_stored()
+                is_ahead = compare_ages(self._file, stored) is Standing.AHEAD
+                if is_ahead and not await self._is_told_of(stored):
+                    await self._judge_copy(stored)  # or the next look would find one more event
+                else:
+                    await self._judge_ids()
 
     def _tell_of_doubt(self, counter: int) -> None:
         log.error(

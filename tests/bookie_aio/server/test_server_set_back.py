@@ -424,6 +424,28 @@ async def test_a_set_back_that_a_full_disk_keeps_from_raising_the_age_is_one_eve
     assert len((await SetBacks.read(fresh.store())).events) == 2
 
 
+@pytest.mark.parametrize("is_full", [False, True])
+async def test_an_event_of_another_bookie_tells_of_the_same_set_back(
+    fresh: Bookies, monkeypatch: pytest.MonkeyPatch, is_full: bool
+) -> None:
+    bookie, _, late = await set_back_under_a_running_bookie(fresh)
+    before = bookie.age.number
+    await tell_of_set_back(fresh, "an event", late + 1)
+
+    async def refuse(*_: object) -> None:
+        raise DiskFullError("the test says there is no space")
+
+    with monkeypatch.context() as patched:
+        if is_full:
+            patched.setattr("bookie_aio.server.age.write_file", refuse)
+        await bookie.age.learn_events()
+    await bookie.age.raise_if_written(is_forced=True)
+    await bookie.age.check()
+    assert bookie.age.number > before
+    assert bookie.age.in_doubt_below == late + 1
+    assert len((await SetBacks.read(fresh.store())).events) == 1
+
+
 def lose_answer_once(
     monkeypatch: pytest.MonkeyPatch, store: MemoryMetadataStore, name: str, matches: Callable[..., bool]
 ) -> None:
