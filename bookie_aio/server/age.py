@@ -698,6 +698,7 @@ async def _mark_excused(engine: Engine, bookie_id: str, below: int, known: tuple
         wanted = [one for one in ids if one < below and not engine.is_deleted(one)]
         await write([partial(engine.append_mark, one) for one in wanted])
         marked += len(wanted)
+        await asyncio.sleep(0)  # lifts wait for the lock, and evictions keep away from these ids
     if marked or has_ended:
         log.warning(
             "ledgers are marked as lost once more: older metadata may name this bookie",

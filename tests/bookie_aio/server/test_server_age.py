@@ -556,6 +556,20 @@ async def test_a_store_set_back_under_an_idle_bookie_is_one_event(fresh: Bookies
     assert len((await SetBacks.read(fresh.store())).events) == 1
 
 
+async def test_a_bookie_that_has_raised_no_age_yet_finds_no_set_back(fresh: Bookies) -> None:
+    disk = FaultyDisk()
+    disk.is_full, disk.is_full_for = True, lambda path: AGE in os.path.basename(path)
+    config = replace(fresh.config(), age_interval_s=3600.0)
+    bookie = await Bookie.start(config, fresh.store(), disk, rng=fresh.rng, now_ms=lambda: 0)
+    disk.is_full = False
+    assert not bookie.age.number
+    await bookie.age.raise_if_written(is_forced=True)
+    await bookie.age.check()
+    assert bookie.age.number
+    assert not (await SetBacks.read(fresh.store())).events
+    await bookie.close()
+
+
 async def test_a_dump_of_a_running_cluster_vouches_for_no_ledger_that_it_lacks(fresh: Bookies) -> None:
     bookie = await fresh.start(sweep_interval_s=3600.0, age_interval_s=3600.0)
     client = await fresh.connect(bookie)
