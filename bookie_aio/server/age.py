@@ -30,7 +30,7 @@ import os
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from bookie_aio.core.identity import (
     AgeFile,
@@ -116,7 +116,7 @@ class BookieAge:
         self._lock = OwningLock()  # one change of the files and of the store's record at a time
         self._is_judging = False  # from the beginning of a judgement of the events until its end is kept
         # A copy, and the event that tells of it, while the disk is too full to raise the age above it.
-        self._told_of: tuple[AgeRecord | None, str] | None = None
+        self._told_of: _Copy | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._on_replaced: Callable[[StorageError], None] = _ignore
         self._is_told = False  # of a full disk
@@ -309,7 +309,7 @@ class BookieAge:
         await self._write_or_keep(after)  # kept only: the next start finds the events new once more
         self._is_judging = False
         if after.doubt and after.doubt != before.doubt:
-            self._tell_of_doubt(counter)
+            _tell_of_doubt(self._bookie_id, self.in_doubt_below, counter)
         elif before.doubt and not after.doubt:
             log.warning("an operator accepted the metadata", extra=fields(bookie=self._bookie_id))
 
@@ -360,19 +360,10 @@ class BookieAge:
             if events != self._events or is_new or is_unfinished:
                 stored, _ = await self._read_stored()
                 is_ahead = compare_ages(self._file, stored) is Standing.AHEAD
-                if is_ahead and not await self._is_told_of(stored):
+                if is_ahead and not await _is_told_of(self._told_of, stored, self._store):
                     await self._judge_copy(stored)  # or the next look would find one more event
                 else:
                     await self._judge_ids()
-
-    def _tell_of_doubt(self, counter: int) -> None:
-        log.error(
-            "the metadata store was set back to an older copy: no ledger in doubt is dropped until "
-            "`bookie-aio bookie accept-metadata` answers",
-            extra=fields(
-                bookie=self._bookie_id, in_doubt_below=self.in_doubt_below, ids_given_out_by_the_copy=counter
-            ),
-        )
 
     # --- while it serves -----------------------------------------------------------------------
 
@@ -450,7 +441,7 @@ class BookieAge:
                 break
             if standing in (Standing.OLDER, Standing.FORKED):
                 raise self._replaced()
-            if standing is Standing.AHEAD and not await self._is_told_of(stored):
+            if standing is Standing.AHEAD and not await _is_told_of(self._told_of, stored, self._store):
                 is_behind = True
                 try:
                     await self._write(self._file.find_copy(_number_of(stored)))
@@ -489,7 +480,8 @@ class BookieAge:
             standing = compare_ages(self._file, stored)
             if standing in (Standing.OLDER, Standing.FORKED):
                 raise self._replaced()
-            if standing is Standing.AHEAD and not self._file.is_ahead and await self._is_told_of(stored):
+            is_told = await _is_told_of(self._told_of, stored, self._store)
+            if is_told and not self._file.is_ahead:
                 if self.unanswered_below:
                     raise MetadataSetBackError("the metadata store was set back to an older copy")
             elif standing is Standing.AHEAD or self._file.is_ahead:
@@ -511,13 +503,6 @@ class BookieAge:
             await self._write_or_keep(self._file.find_copy(_number_of(stored)))  # on a full disk
             await self._judge_ids()
             self._told_of = stored, self._events[-1].token
-
-    async def _is_told_of(self, stored: AgeRecord | None) -> bool:
-        """Return whether the store is still the copy that was judged, with its event."""
-        if self._told_of is None or self._told_of[0] != stored:
-            return False
-        events = (await SetBacks.read(self._store)).events
-        return any(event.token == self._told_of[1] for event in events)
 
     def _replaced(self) -> CookieMismatchError:
         error = CookieMismatchError(
@@ -632,6 +617,17 @@ class BookieAge:
             self._tell_once("the age of this bookie cannot be written", error)
 
 
+_Copy: TypeAlias = "tuple[AgeRecord | None, str]"
+"""The record of a store that was set back, and the token of the event that tells of it."""
+
+
+async def _is_told_of(copy: _Copy | None, stored: AgeRecord | None, store: MetadataStore) -> bool:
+    """Return whether the store is still the copy, with its event."""
+    if copy is None or copy[0] != stored:
+        return False
+    return any(event.token == copy[1] for event in (await SetBacks.read(store)).events)
+
+
 def _number_of(stored: AgeRecord | None) -> int:
     return 0 if stored is None else stored.number
 
@@ -706,6 +702,14 @@ async def _mark_excused(engine: Engine, bookie_id: str, below: int, known: tuple
         )
     if errors:
         raise errors[0]
+
+
+def _tell_of_doubt(bookie_id: str, below: int, counter: int) -> None:
+    log.error(
+        "the metadata store was set back to an older copy: no ledger in doubt is dropped until "
+        "`bookie-aio bookie accept-metadata` answers",
+        extra=fields(bookie=bookie_id, in_doubt_below=below, ids_given_out_by_the_copy=counter),
+    )
 
 
 def _ignore(error: StorageError) -> None:
