@@ -684,7 +684,10 @@ async def _mark_excused(engine: Engine, bookie_id: str, below: int, known: tuple
         errors.extend(each for each in outcomes if isinstance(each, BaseException))
         del errors[1:]
 
-    await when_durable(engine.barrier)  # a lift or an eviction under way counts first
+    try:
+        await when_durable(engine.barrier)  # a lift or an eviction under way counts first
+    except DiskFullError as error:  # what was dropped never counts, and the rest comes before these marks
+        errors.append(error)
     following = marked = 0
     lifted, ended = known
     if has_ended := marking.has_ended_since(ended):

@@ -377,12 +377,10 @@ class LedgerGarbageCollector:
             if reads == _SETTLED_AT_ONCE:
                 return
             reads += 1
-            with suppress(NoSuchLedgerError):  # deleted since: below the floor, it is gone
-                metadata, _ = await self._ledgers.read(ledger_id)
-                if not is_settled(metadata, self._cookie.bookie_id) and not await self._lift(metadata):
-                    if self._is_second_look:
-                        self._settled_for = (0, 0)
-                    return
+            if not await self._is_settled(ledger_id):
+                if self._is_second_look:
+                    self._settled_for = (0, 0)
+                return
             self._settled.add(ledger_id)
         if not self._is_second_look:
             # Perhaps into an older copy, behind some of these reads. So all are read again.
@@ -395,6 +393,17 @@ class LedgerGarbageCollector:
         if is_of_now and not self._age.unanswered_below:
             await when_durable(partial(marking.end_all, number))
             log.info("marks of lost data ended", extra=fields(bookie=self._cookie.bookie_id))
+
+    async def _is_settled(self, ledger_id: int) -> bool:
+        """Return whether this bookie owes nothing more of a ledger, or has all of it again."""
+        try:
+            metadata, _ = await self._ledgers.read(ledger_id)
+            return is_settled(metadata, self._cookie.bookie_id) or await self._lift(metadata)
+        except NoSuchLedgerError:  # deleted since: below the floor, it is gone
+            return True
+        except MetadataCorruptError as error:
+            log.warning("marks of all ledgers stay: %s", error, extra=fields(ledger=ledger_id))
+            return False
 
     async def _lift_marks(self) -> None:
         """Lift the marks of single ledgers of which this bookie has no seat, a part of them in each sweep."""

@@ -43,7 +43,14 @@ from client_aio.core.placement import spread
 from client_aio.core.repair_plan import Part, complete_parts
 from client_aio.unbounded.paged_fragments import spans
 from metadata.access.bookies import SetBacks, split_address, unanswered_below
-from metadata.access.repair_tasks import COPIES_MAX, RepairTask, RepairTasks, TaskRef, WorkerRecord
+from metadata.access.repair_tasks import (
+    COPIES_MAX,
+    REASON_RACKS,
+    RepairTask,
+    RepairTasks,
+    TaskRef,
+    WorkerRecord,
+)
 from metadata.errors import (
     BookKeeperError,
     ClientClosedError,
@@ -356,6 +363,7 @@ class Worker:
 
     async def _attempt(self, ledger_id: int, lost_bookies: Collection[str], task: RepairTask) -> Outcome:
         lost, errors, doubted = 0, [], set(task.doubted)
+        found_nowhere = Counter[str]()
         try:
             await self._context.pool.directory.refresh()
             seats, _ = await self.look(ledger_id, lost_bookies, doubted)
@@ -382,8 +390,12 @@ class Worker:
                 left, _ = await self.look(ledger_id, lost_bookies, doubted)
                 waiting = await self._unanswered(ledger_id, left.marked)
             else:
-                await self._spread(ledger_id)
-                await self._clear_absent(ledger_id)
+                found_nowhere = await self._clear_absent(ledger_id)
+                if not seats.unknown:  # one that does not answer may hold the only copy of an entry
+                    found_nowhere += await self._spread(ledger_id)
+                elif REASON_RACKS in task.reasons:
+                    errors.append(f"{', '.join(seats.unknown)} does not answer")
+                lost += sum(found_nowhere.values())
         except NoSuchLedgerError:
             return Outcome(is_done=True)  # It was deleted.
         except BookKeeperError as error:
@@ -400,7 +412,8 @@ class Worker:
         if not lacking and not errors:
             return Outcome(is_done=True)
         lacking_now = [one for one in left.in_place if one not in waiting]
-        unproven = (*lacking_now, *(task.doubted | doubted).intersection(left.unknown))
+        silent_now = (task.doubted | doubted).intersection(left.unknown)
+        unproven = (*lacking_now, *silent_now, *found_nowhere)
         return Outcome(
             False, "; ".join(errors) or f"{', '.join(lacking)} still lacks entries", lost, unproven
         )
@@ -433,14 +446,18 @@ class Worker:
         events = (await SetBacks.read(self._context.ledgers.store)).events
         return {one for one in marked if ledger_id < unanswered_below(events, one)}
 
-    async def _spread(self, ledger_id: int) -> None:
+    async def _spread(self, ledger_id: int) -> Counter[str]:
         """Exchange bookies of complete fragments for some on other racks, if the policy spans racks.
+
+        Returns:
+            How many entries no bookie returned, by the bookie that owes them now.
 
         Raises:
             BookKeeperError: a copy could not be made, or the bookie cannot be had.
         """
+        missing = Counter[str]()
         if not self._context.finder.spans_racks:
-            return
+            return missing
         metadata, _ = await self._context.ledgers.read(ledger_id)
         parts: list[Part] = []
         async with aclosing(spans(self._context, metadata)) as found:
@@ -455,46 +472,47 @@ class Worker:
                 report = await self._run(ledger_id, bookies[seat], by=new, only=part.first_entry)
                 if not report.fragments:
                     break  # Another client changed the fragment, or trimmed it.
+                missing += _missing_of(report)
                 bookies[seat] = new
+        return missing
 
-    async def _clear_absent(self, ledger_id: int) -> None:
+    async def _clear_absent(self, ledger_id: int) -> Counter[str]:
         """Have the bookies verified in whose place others are recorded as holding what is absent.
 
         Such a record is left over where a repair was interrupted between its last copy and the record. All
         entries are listed, so a read-only bookie can be verified, too.
+
+        Returns:
+            As `_spread`.
 
         Raises:
             BookKeeperError: a bookie could not be verified.
         """
         metadata, _ = await self._context.ledgers.read(ledger_id)
         seats = {(each.first_entry, each.seat) for each in metadata.absent}
+        missing = Counter[str]()
         if not seats:
-            return
+            return missing
         async with aclosing(spans(self._context, metadata)) as found:
             async for span in found:
                 for part in complete_parts(span.fragments, span.last_entry):
                     for first_entry, seat in seats:
                         bookie_id = part.bookies[seat]
                         if first_entry == part.first_entry:
-                            await self._run(ledger_id, bookie_id, by=bookie_id, only=first_entry)
+                            missing += _missing_of(
+                                await self._run(ledger_id, bookie_id, by=bookie_id, only=first_entry)
+                            )
+        return missing
 
-    async def _repair(self, ledger_id: int, bookie_id: str, *, in_place: bool) -> dict[str, int]:
-        """Repair one bookie's part of a ledger.
-
-        Returns:
-            How many entries no bookie returned, by the bookie that owes them now.
-        """
+    async def _repair(self, ledger_id: int, bookie_id: str, *, in_place: bool) -> Counter[str]:
+        """Repair one bookie's part of a ledger; return as `_spread`."""
         by = bookie_id if in_place and self._takes_copies(bookie_id) else None
         order = self._context.pool.directory.orders.by_bookie.get(bookie_id)
         preferred = order.successor if order is not None else ""
         report = await self._run(ledger_id, bookie_id, by=by, preferred=preferred)
         if report.mark_left:
             logger.warning("ledger=%d bookie=%s keeps its mark: %s", ledger_id, bookie_id, report.mark_left)
-        missing = Counter[str]()
-        for fragment in report.fragments:
-            if fragment.lost:
-                missing[fragment.replacement] += sum(run.entries for run in fragment.lost)
-        return missing
+        return _missing_of(report)
 
     def _takes_copies(self, bookie_id: str) -> bool:
         """Return whether a bookie that answers may be repaired in its place.
@@ -538,3 +556,11 @@ class Worker:
         if pause_s > 0:
             await asyncio.sleep(pause_s)
         self._courtesy.begin(self._loop.time())
+
+
+def _missing_of(report: RepairReport) -> Counter[str]:
+    missing = Counter[str]()
+    for fragment in report.fragments:
+        if fragment.lost:
+            missing[fragment.replacement] += sum(run.entries for run in fragment.lost)
+    return missing

@@ -142,7 +142,8 @@ class RepairTask(Record):
         """
         marked = set(doubted).intersection(self.reasons.get(REASON_MARKED, ()))
         judged = {REASON_MISSING: sorted(set(doubted) - marked), REASON_MARKED: sorted(marked)}
-        reasons = {reason: bookies for reason, bookies in {**self.reasons, **judged}.items() if bookies}
+        both = {**self.reasons, **judged}
+        reasons = {reason: names for reason, names in both.items() if names or reason == REASON_RACKS}
         text = error[:_ERROR_CHARACTERS]
         return replace(
             self, reasons=reasons, attempts=self.attempts + 1, error=text, entries_lost=entries_lost

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import client_aio
 from client_aio.autorecovery.auditor import Auditor
+from client_aio.autorecovery.worker import Worker
 from client_aio.config import AutoRecoveryConfig
 from metadata.access.repair_tasks import (
     REASON_LEAVING,
     REASON_MISSING,
+    REASON_RACKS,
     AuditorRecord,
     RepairTask,
     RepairTasks,
@@ -125,3 +128,21 @@ async def test_a_task_that_a_drain_makes_of_a_ledger_set_aside_gets_the_reasons_
         assert (await tasks.read(ref))[0].reasons == {REASON_LEAVING: ["b3"], REASON_MISSING: ["b2"]}
         assert not auditor._failed.aside
         assert not auditor._found
+
+
+async def test_an_entry_that_is_found_nowhere_keeps_a_task_of_racks(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with client_aio.connect(cluster.uri, placement=client_aio.RackAware()) as client:
+        ledger_id = await written(client, write_quorum=2, ack_quorum=2)
+        worker = Worker(client._context, AutoRecoveryConfig(**QUICK), "w")
+
+        async def spread(_: int) -> Counter[str]:
+            return Counter({"b9": 3})
+
+        monkeypatch.setattr(worker, "_spread", spread)
+        task = RepairTask({REASON_RACKS: []}, 0)
+        outcome = await worker.attempt(ledger_id, (), task)
+        assert (outcome.is_done, outcome.entries_lost, outcome.doubted) == (False, 3, ("b9",))
+        failed = task.failed(outcome.error, outcome.entries_lost, outcome.doubted)
+        assert failed.reasons == {REASON_RACKS: [], REASON_MISSING: ["b9"]}

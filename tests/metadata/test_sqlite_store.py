@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 import weakref
-from contextlib import ExitStack, aclosing
+from contextlib import ExitStack, aclosing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +47,21 @@ async def main():
 
 asyncio.run(main())
 """
+
+
+async def test_a_close_that_is_cancelled_while_the_key_is_written_removes_it_later(tmp_path: Path) -> None:
+    async with await SqliteMetadataStore.open(tmp_path / "m.db", lease_s=0.4) as store:
+        registration = await store.register("leader", b"1")
+        async with registration._lock:  # as while the key is written under another session
+            closing = asyncio.create_task(registration.close())
+            await asyncio.sleep(0)
+            closing.cancel()
+            with suppress(asyncio.CancelledError):
+                await closing
+        async with asyncio.timeout(20):
+            async for _ in store.watch("leader"):
+                if "leader" not in await store.children(""):
+                    break
 
 
 async def test_what_a_killed_process_was_told_is_durable_and_its_registration_goes(tmp_path: Path) -> None:

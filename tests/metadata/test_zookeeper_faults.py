@@ -113,6 +113,20 @@ async def test_a_lost_refusal_of_a_create_is_still_a_refusal(pair: Pair) -> None
     assert (await pair.other.read("a")).value == b'"theirs"'
 
 
+async def test_a_close_that_is_cancelled_while_the_key_is_written_removes_it_later(pair: Pair) -> None:
+    registration = await pair.store.register("leader", b"1")
+    async with registration._lock:  # as while the key is written under another session
+        closing = asyncio.create_task(registration.close())
+        await asyncio.sleep(0)
+        closing.cancel()
+        with suppress(asyncio.CancelledError):
+            await closing
+    async with asyncio.timeout(20):
+        async for _ in pair.other.watch("leader"):
+            if "leader" not in await pair.other.children(""):
+                break
+
+
 async def test_a_lost_answer_to_a_compare_and_set_is_success(pair: Pair) -> None:
     first = await pair.store.create("a", b"1")
     lost = pair.proxy.lose_answer("set")

@@ -467,7 +467,8 @@ class SqliteMetadataStore(MetadataStore):
             try:
                 await self._remove_dead()
                 for registration in sorted(self._registrations, key=lambda each: each.key):
-                    if registration.session != self._session and not await registration.put():
+                    is_current = registration.session == self._session and not registration.is_closed
+                    if not is_current and not await registration.put():
                         log.warning("key %r is held by another session; trying again", registration.key)
                     elif registration.is_closed:
                         self._registrations.discard(registration)
@@ -525,17 +526,21 @@ class _SqliteRegistration(Registration):
 
         After `close` it removes the key instead.
         """
-        store = self._store
         async with self._lock:
-            if self.is_closed:
+            done = self.is_closed or await self._put()
+            if self.is_closed:  # perhaps since the key was written
+                self.session = None
                 await self._remove()
                 return True
-            session, value = store._session, self._value
-            assert session is not None
-            writers = (self._mark, token_of(None))
-            done = await store._write(partial(store._tables.put_ephemeral, self.key, value, writers, session))
-            self.session = session if done else None
             return done
+
+    async def _put(self) -> bool:
+        store, session, value = self._store, self._store._session, self._value
+        assert session is not None
+        writers = (self._mark, token_of(None))
+        done = await store._write(partial(store._tables.put_ephemeral, self.key, value, writers, session))
+        self.session = session if done else None
+        return done
 
     async def update(self, value: bytes) -> None:
         self._value = check_value(value)
@@ -546,16 +551,17 @@ class _SqliteRegistration(Registration):
         store = self._store
         if self.is_closed:
             return
+        self.is_closed = True  # a `put` under way removes the key that it makes
         store._registrations.discard(self)
-        async with self._lock:
-            self.is_closed, self.session = True, None
-            try:
+        try:
+            async with self._lock:
+                self.session = None
                 with suppress(ClientClosedError):
                     await self._remove()
-            except BaseException:
-                # The session may outlive this failure, and the key would with it: `_maintain` retries.
-                store._registrations.add(self)
-                raise
+        except BaseException:
+            # The session may outlive this failure, and the key would with it: `_maintain` retries.
+            store._registrations.add(self)
+            raise
 
     async def _remove(self) -> None:
         # By the mark and not by the session: the store may have begun another session since.

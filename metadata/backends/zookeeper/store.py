@@ -190,6 +190,9 @@ class ZooKeeperRegistration(Registration):
             # Read before the write: where another session begins meanwhile, the key must be written again.
             session_id = self._store._session.session_id
             is_held = await self._store._settle(f"register {self.key!r}", self._put)
+            if self.is_closed:  # perhaps since the key was made
+                await self._store._settle(f"remove {self.key!r}", self._remove)
+                is_held = True
             self._session_id = session_id if is_held else 0
             return is_held
 
@@ -239,16 +242,16 @@ class ZooKeeperRegistration(Registration):
         store = self._store
         if self.is_closed or store._closed:
             return
+        self.is_closed = True  # a `put` under way removes the key that it makes
         store._registrations.discard(self)
-        async with self._lock:
-            self.is_closed = True
-            try:
+        try:
+            async with self._lock:
                 await store._settle(f"remove {self.key!r}", self._remove)
-            except BaseException:
-                # The session may outlive this failure, and the key would with it: the registrar retries.
-                store._registrations.add(self)
-                store._schedule_retry()
-                raise
+        except BaseException:
+            # The session may outlive this failure, and the key would with it: the registrar retries.
+            store._registrations.add(self)
+            store._schedule_retry()
+            raise
 
     async def _remove(self, _: Attempt) -> None:
         with suppress(NoNodeError):

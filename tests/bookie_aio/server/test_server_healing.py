@@ -14,7 +14,7 @@ from bookie_aio.wire.messages import AddFlag, Failure, LiftMark, LiftMarkAnswer,
 from metadata.access.bookies import SetBack
 from metadata.access.ledgers import LEDGER_SEQUENCE, LedgerStore
 from metadata.backends.memory import MemoryTree
-from metadata.ids import TERM_FINAL
+from metadata.ids import TERM_FINAL, ledger_key
 from metadata.model.ledger import LedgerMetadata, UnboundedRecord
 
 if TYPE_CHECKING:
@@ -177,6 +177,20 @@ async def test_marks_of_all_ledgers_end_when_nothing_needs_them(
         assert [engine.term(one) for one in (7, 8, 9, IDS)] == [TERM_FINAL] * 3 + [0]
         await bookie.close()
         bookie = await bookies.start()
+
+
+async def test_a_ledger_whose_metadata_do_not_parse_ends_no_sweep(
+    ledgers: LedgerStore, bookie: Bookie, client: RawClient
+) -> None:
+    await create(ledgers, 7, "b2", last=-1)
+    await lose(bookie)
+    await ledgers.raise_floor(IDS)
+    _, version = await ledgers.store.read(ledger_key(7))
+    await ledgers.store.compare_and_set(ledger_key(7), b'"damaged"', version)
+    gc = gc_of(bookie)
+    before = gc.sweeps
+    await gc.sweep()
+    assert (gc.sweeps, engine_of(bookie).marking.bound) == (before + 1, IDS - 1)
 
 
 async def test_ids_that_are_gone_are_folded_into_few_ranges(
