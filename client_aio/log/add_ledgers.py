@@ -28,7 +28,7 @@ from metadata.ids import LEDGER_ID_MAX, check_ledger_id
 from metadata.model.log import LogRow, Transaction
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from client_aio.context import ClientContext
     from metadata.access.logs import LogChanged, LogStore
@@ -196,7 +196,7 @@ async def _try_to_add(
     if addition.is_repeated(head):
         return AddedToLog(True, ())
     addition.check_fits(head)
-    await _check_unlisted(lists, head, addition)
+    await _check_unlisted(context, lists, head, addition)
     await takeover.fence()
     if addition.replace and head.has_dropped:
         await finish_dropping(context, lists, head, version, password)
@@ -292,16 +292,18 @@ def _check_maker(ledger_id: int, custom: Mapping[str, bytes], log_name: str) -> 
         )
 
 
-async def _check_unlisted(lists: LogStore, head: LogHead, addition: Addition) -> None:
+async def _check_unlisted(context: ClientContext, lists: LogStore, head: LogHead, addition: Addition) -> None:
     """Refuse a ledger that the log lists or has dropped: replacing it by itself would list and delete it.
 
-    The whole list is read only where `replace` deletes ledgers; else its newest rows are enough.
+    The whole list is read where `replace` deletes ledgers, and where a ledger belongs to this log already.
+    Otherwise its newest rows are enough.
     """
     # A ledger is listed under its own id, or a higher one.
     below = {each for each in addition.ledger_ids if each < head.id_min}
     if not below:
         return
-    rows = (await read_log_metadata(lists)).rows if addition.replace else head.newest
+    is_whole = addition.replace or await _is_any_claimed(context, below, lists.name)
+    rows = (await read_log_metadata(lists)).rows if is_whole else head.newest
     listed = sorted(below.intersection(row.ledger_id for row in rows))
     if listed:
         raise InvalidArgumentError(
@@ -313,6 +315,20 @@ async def _check_unlisted(lists: LogStore, head: LogHead, addition: Addition) ->
         raise InvalidArgumentError(
             f"ledger {min(dropped)} is about to be deleted: log {lists.name!r} has dropped it"
         )
+
+
+async def _is_any_claimed(context: ClientContext, ledger_ids: Iterable[int], log_name: str) -> bool:
+    """Return whether some ledger has the log as its owner: an addition to this log has claimed it before.
+
+    Called after the list was read. A ledger is claimed before it is listed, so none that is listed is missed.
+    """
+    room = asyncio.Semaphore(_CHECKS_AT_ONCE)
+
+    async def is_claimed(ledger_id: int) -> bool:
+        async with room:
+            return (await context.ledgers.read(ledger_id, sync=True))[0].log == log_name
+
+    return any(await asyncio.gather(*map(is_claimed, ledger_ids)))
 
 
 async def _rows(context: ClientContext, head: LogHead, ledger_ids: Sequence[int]) -> list[LogRow]:

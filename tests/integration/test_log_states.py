@@ -22,6 +22,7 @@ from client_aio import (
 from client_aio.log import truncation
 from client_aio.log.truncation import finish_deletion
 from metadata.ids import ledger_key
+from metadata.model.log import LogRow
 from tests.support.links import Gate, Links
 
 if TYPE_CHECKING:
@@ -298,6 +299,24 @@ async def test_a_repeated_addition_is_said_to_be_one_though_its_ledgers_are_trun
         assert (await client.add_to_log("a", [ledger_id], transaction=("q", 1))).repeated
         with pytest.raises(client_aio.NoSuchLedgerError):
             await client.add_to_log("a", [ledger_id], transaction=("q", 2))
+
+
+async def test_a_ledger_that_the_log_lists_in_a_page_is_not_added_again(cluster: Cluster) -> None:
+    async with client_aio.connect(cluster.uri) as client:
+        ledger_id = await _closed_ledger(client, b"1")
+        await client.add_to_log("a", [ledger_id])
+        lists, ids = client._lists("a"), [await client._context.ledgers.allocate_id() for _ in range(600)]
+        changed = await lists.change_now(
+            *await lists.read(), lambda head: head.append(LogRow(each, each, 10**12) for each in ids)
+        )
+        assert ledger_id not in [row.ledger_id for row in changed.head.newest]
+        async with client.open_log("a") as log:
+            await log.append(b"2")
+            with pytest.raises(InvalidArgumentError, match=f"has ledger {ledger_id} already"):
+                await client.add_to_log("a", [ledger_id])
+            await log.append(b"3")
+        rows = (await client.log_metadata("a")).rows
+        assert [row.ledger_id for row in rows].count(ledger_id) == 1
 
 
 async def test_a_ledger_that_is_about_to_be_deleted_is_not_added_again(

@@ -216,8 +216,8 @@ MUTANTS = [
     Mutant(
         239, "an addition fences before it looks whether the log lists the ledger",
         (Edit("client_aio.log.add_ledgers:_try_to_add",
-              "await _check_unlisted(lists, head, addition)\n    await takeover.fence()",
-              "await takeover.fence()\n    await _check_unlisted(lists, head, addition)"),),
+              "await _check_unlisted(context, lists, head, addition)\n    await takeover.fence()",
+              "await takeover.fence()\n    await _check_unlisted(context, lists, head, addition)"),),
         tests=("tests/integration/test_log_states.py", "-k", "fences_nobody"),
     ),
     Mutant(
@@ -237,6 +237,12 @@ MUTANTS = [
         (Edit("client_aio.log.writer:LogWriter.switch_to",
               "self._healer.opener.forget_before(ledger.ledger_id)", "pass"),),
         tests=("tests/integration/test_log_states.py", "-k", "keeps_the_ids"),
+    ),
+    Mutant(
+        470, "an addition looks for a ledger of its log in the newest rows only",
+        (Edit("client_aio.log.add_ledgers:_check_unlisted",
+              "addition.replace or await _is_any_claimed(context, below, lists.name)", "addition.replace"),),
+        tests=("tests/integration/test_log_states.py", "-k", "lists_in_a_page"),
     ),
     Mutant(
         240, "an election is not held on its client's event loop",
