@@ -377,6 +377,8 @@ class LogReading:
         except BookKeeperError as error:
             # A truncation or a deletion of the log may have caused this: then `_learn` raises its own error.
             await self._learn(cursor, sync=True)
+            if cursor.at.ledger_id > row.id:
+                raise  # A loss at the end of the row. The rows around the cursor may begin behind it.
             if not cursor.knows(row):
                 # The row was dropped, and the log does not begin behind the reader: no record is missed.
                 cursor.finished(row)

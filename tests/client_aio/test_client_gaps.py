@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
 
 import pytest
 
 import client_aio
 from bookie_aio.wire.messages import Message, Read, ReadAnswer, Stop
 from metadata.access.logs import LogStore
-from metadata.model.log import LogRow
-from tests.support.scriptedbookies import LEDGER, scene
+from metadata.model.ledger import GivenUp
+from metadata.model.log import LogHead, LogRow
+from tests.support.scriptedbookies import LEDGER, Scene, scene
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 WAIT_S = 20.0
 
@@ -20,6 +25,14 @@ async def unknown(request: Message) -> ReadAnswer | None:
     if isinstance(request, Read) and request.first <= 1 <= request.last:
         return ReadAnswer(Stop.UNKNOWN, request.first, None)
     return None
+
+
+async def list_rows(now: Scene, rows: Sequence[LogRow]) -> LogHead:
+    """Make a log with these rows."""
+    lists = LogStore(now.ledgers.store, "orders", draw_token=iter("abcdefghij").__next__)
+    await lists.create(custom={}, created_ms=1)
+    changed = await lists.change_now(*await lists.read(), lambda head: head.append(rows))
+    return changed.head
 
 
 async def test_a_record_is_not_lost_while_a_bookie_that_lists_it_does_not_answer_reads() -> None:
@@ -34,10 +47,7 @@ async def test_a_record_is_not_lost_while_a_bookie_that_lists_it_does_not_answer
         for bookie in now.bookies[:2]:
             bookie.hold(range(3))
         await now.change(lambda metadata: metadata.close(2, 3))
-        lists = LogStore(now.ledgers.store, "orders", draw_token=iter("abcdefghij").__next__)
-        await lists.create(custom={}, created_ms=1)
-        head, version = await lists.read()
-        await lists.change_now(head, version, lambda head: head.append([LogRow(LEDGER, LEDGER, 1)]))
+        await list_rows(now, [LogRow(LEDGER, LEDGER, 1)])
         now.bookies[0].script, now.bookies[1].script = unknown, hang
         with pytest.raises(client_aio.EntryUnknownError) as caught:
             _ = [each async for each in now.client.read_log("orders", on_gap="skip")]
@@ -47,3 +57,17 @@ async def test_a_record_is_not_lost_while_a_bookie_that_lists_it_does_not_answer
         found = [each async for each in now.client.read_log("orders", on_gap="skip")]
         assert all(isinstance(each, client_aio.LogRecord) for each in found)
         assert len(found) == 3
+
+
+async def test_a_loss_that_was_accepted_is_told_at_the_end_of_a_page_of_the_list() -> None:
+    async with scene() as now, asyncio.timeout(WAIT_S):
+        await now.create()
+        for bookie in now.bookies:
+            bookie.hold(range(3))
+        await now.change(lambda metadata: metadata.begin_recovery())
+        await now.change(lambda metadata: metadata.close_with_loss(2, 3, GivenUp(2, ("b0", "b1"), 0)))
+        head = await list_rows(now, [LogRow(each, LEDGER, 10**12) for each in range(1, 601)])
+        last = head.newest[0].id - 1
+        assert last > 0
+        with pytest.raises(client_aio.RecordsLostError, match=f"from {last}:3 on"):
+            _ = [each async for each in now.client.read_log("orders", client_aio.Position(last, 0))]

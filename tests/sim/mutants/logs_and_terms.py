@@ -245,6 +245,11 @@ MUTANTS = [
         tests=("tests/integration/test_log_states.py", "-k", "lists_in_a_page"),
     ),
     Mutant(
+        471, "a loss at the end of a row is passed over where the rows known begin behind it",
+        (Edit("client_aio.log.reader:LogReading._row", "if cursor.at.ledger_id > row.id:", "if False:"),),
+        tests=("tests/client_aio/test_client_gaps.py", "-k", "accepted"),
+    ),
+    Mutant(
         240, "an election is not held on its client's event loop",
         (Edit("client_aio.election:LeaderElection._check_loop", "check_running(self._loop)", "pass"),),
         tests=("tests/integration/test_event_loops.py", "-k", "each_public_call"),
