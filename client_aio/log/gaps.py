@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from bisect import bisect_right
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -25,9 +26,10 @@ from metadata.errors import (
     NoSuchEntryError,
     NoSuchLedgerError,
 )
+from metadata.ids import ENTRY_ID_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Iterable
 
     from bookie_aio.wire.listing import Row
     from client_aio.context import ClientContext
@@ -57,7 +59,8 @@ class Hole(NamedTuple):
     """Entries of a ledger that are lost."""
 
     first: int
-    last: int
+    last: int | None
+    """None: whether the ledger ends before the first one, or had it and more, cannot be decided."""
     error: BookKeeperError
 
 
@@ -105,13 +108,18 @@ def _lost_entry(error: BookKeeperError, first: int) -> int:
 
 async def _last_lost(
     context: ClientContext, reader: LedgerReader, entry_id: int, error: BookKeeperError
-) -> int:
-    """Return the last entry of a run of lost ones that begins with this entry; raise where it may exist."""
+) -> int | None:
+    """Return the last entry of a run of lost ones that begins with this entry; raise where it may exist.
+
+    None where the ledger has no end yet, and no bookie lists this entry or a later one.
+    """
     metadata = reader.metadata
     fragment = metadata.fragment_of(entry_id)
     end = fragment_end(metadata, fragment)
+    is_endless = end is None and entry_id > reader.last_add_confirmed
     last = max(entry_id, min(reader.last_add_confirmed, entry_id + _LISTED_ENTRIES))
     last = last if end is None else min(last, end)
+    last = ENTRY_ID_MAX if is_endless else last
     if last < entry_id:
         raise error  # The ledger was closed before this entry.
 
@@ -129,6 +137,13 @@ async def _last_lost(
     answers = dict(zip(names, await asyncio.gather(*map(ask, names)), strict=True))
     if any(answers[name] is None for name in class_ranges(metadata, entry_id, entry_id)[0].present):
         raise error  # The bookie that did not answer may hold the entry.
+    if is_endless:
+        if any(answers[name] is None for name in fragment.bookies):
+            raise error  # It may hold the next entry.
+        await reader.refresh(sync=True)
+        if reader.metadata != metadata:
+            raise error  # The ledger has an end by now, or a repair has moved entries to another bookie.
+        return _last_of_endless(answers.values(), fragment.content_term, entry_id)
     following = last + 1
     if entry_id < last:
         for wanted in class_ranges(metadata, entry_id + 1, last):
@@ -146,3 +161,15 @@ async def _last_lost(
             if place >= 0:
                 following = min(following, ids[place])
     return following - 1
+
+
+def _last_of_endless(answers: Iterable[list[Row] | None], content_term: int, entry_id: int) -> int | None:
+    """Return the last entry of a run of lost ones behind which a ledger may end; None for no bookie's word.
+
+    Each hole with an end takes a listed entry, so reading on ends.
+    """
+    held = [row.entry_ids for rows in answers for row in rows or () if row.content_term >= content_term]
+    later = [ids[bisect_right(ids, entry_id)] for ids in held if ids and ids[-1] > entry_id]
+    if later:
+        return min(later) - 1
+    return entry_id if any(entry_id in ids for ids in held) else None

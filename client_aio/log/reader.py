@@ -402,10 +402,13 @@ class LogReading:
         past = read_past_loss(self._context, reader, cursor.at.entry_id, error)
         async with contextlib.aclosing(past) as found:
             async for each in found:
-                if isinstance(each, Hole):
-                    yield LogGap(Position(row.id, each.first), Position(row.id, each.last), each.error)
-                else:
+                if not isinstance(each, Hole):
                     yield LogBatch(row.id, each)
+                elif each.last is None:
+                    yield LogGap(Position(row.id, each.first), None, each.error)
+                    cursor.finished(row)
+                else:
+                    yield LogGap(Position(row.id, each.first), Position(row.id, each.last), each.error)
 
     def _given_up(self, row: LogRow, metadata: LedgerMetadata) -> LogGap:
         """Return the gap behind a ledger that was closed with a loss; raise it where gaps are not skipped."""

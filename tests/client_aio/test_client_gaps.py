@@ -10,7 +10,7 @@ import pytest
 import client_aio
 from bookie_aio.wire.messages import Message, Read, ReadAnswer, Stop
 from metadata.access.logs import LogStore
-from metadata.model.ledger import GivenUp
+from metadata.model.ledger import GivenUp, LedgerMetadata
 from metadata.model.log import LogHead, LogRow
 from tests.support.scriptedbookies import LEDGER, Scene, scene
 
@@ -71,3 +71,35 @@ async def test_a_loss_that_was_accepted_is_told_at_the_end_of_a_page_of_the_list
         assert last > 0
         with pytest.raises(client_aio.RecordsLostError, match=f"from {last}:3 on"):
             _ = [each async for each in now.client.read_log("orders", client_aio.Position(last, 0))]
+
+
+@pytest.mark.parametrize("more", [[], [5]])
+async def test_behind_the_last_entry_that_a_bookie_lists_one_gap_is_told(more: list[int]) -> None:
+    async with scene(bookies=2) as now, asyncio.timeout(WAIT_S):
+        await now.create(copies=1)
+        metadata = LedgerMetadata.new(
+            LEDGER + 1, ensemble_size=1, write_quorum=1, ack_quorum=1, bookies=["b1"]
+        )
+        await now.ledgers.create_ledger(metadata)
+        now.bookies[0].hold([0, 1, 2, *more])
+        now.bookies[1].hold([0])
+        now.bookies[1].lac = (0, 0)
+        await list_rows(now, [LogRow(each, each, 1) for each in (LEDGER, LEDGER + 1)])
+
+        async def read(request: Message) -> ReadAnswer | None:
+            """Answer of each entry that is not held that it is not known."""
+            if isinstance(request, Read) and request.first not in now.bookies[0].entries:
+                return ReadAnswer(Stop.UNKNOWN, request.first, None)
+            return None
+
+        now.bookies[0].script = read
+        found: list[str] = []
+        async for each in now.client.read_log("orders", on_gap="skip"):
+            if isinstance(each, client_aio.LogGap):
+                found.append(f"{each.first} to {each.last}")
+            else:
+                found.append(str(each.position))
+            assert len(found) < 10
+        between = [f"{LEDGER}:3 to {LEDGER}:4", f"{LEDGER}:5"] if more else []
+        end = f"{LEDGER}:{6 if more else 3} to None"
+        assert found == [*(f"{LEDGER}:{each}" for each in range(3)), *between, end, f"{LEDGER + 1}:0"]
