@@ -330,7 +330,7 @@ MUTANTS = [
     Mutant(
         378, "records of absent entries are left over where all entries are there",
         (Edit("client_aio.autorecovery.worker:Worker._attempt",
-              "await self._clear_absent(ledger_id)", "pass"),),
+              "await self._clear_absent(ledger_id)", "Counter()"),),
         tests=("tests/integration/test_lifecycle.py", "-k", "verified_elsewhere"),
         note="as 377",
     ),
