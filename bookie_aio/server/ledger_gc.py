@@ -216,8 +216,7 @@ class LedgerGarbageCollector:
         self._unnamed = {one: since for one, since in self._unnamed.items() if self._has_entries(one)}
         eviction_candidates = self._engine.eviction_candidates
         eviction_candidates.intersection_update(self._unnamed)
-        later = held[bisect_right(held, self._looked_upto) :][:_LOOKED_AT_ONCE]
-        self._looked_upto = later[-1] if len(later) == _LOOKED_AT_ONCE else -1
+        later, self._looked_upto = _next_turn(held, self._looked_upto)
         below = self._age.not_free_below  # an older copy does not know that a repair brought a ledger here
         candidates = sorted({*later, *self._unnamed})
         looked_at = [one for one in candidates if one >= below and self._has_entries(one)]
@@ -407,9 +406,7 @@ class LedgerGarbageCollector:
 
     async def _lift_marks(self) -> None:
         """Lift the marks of single ledgers of which this bookie has no seat, a part of them in each sweep."""
-        marked = self._engine.marking.list_marked()
-        later = marked[bisect_right(marked, self._lifted_upto) :][:_LOOKED_AT_ONCE]
-        self._lifted_upto = later[-1] if len(later) == _LOOKED_AT_ONCE else -1
+        later, self._lifted_upto = _next_turn(self._engine.marking.list_marked(), self._lifted_upto)
         for ledger_id in later:
             if ledger_id >= self._age.unanswered_below:
                 with suppress(NoSuchLedgerError, MetadataCorruptError):
@@ -487,6 +484,12 @@ class LedgerGarbageCollector:
         await when_durable(partial(self._engine.append_tombstone, ledger_id))
         self.dropped += 1
         log.info("ledger dropped", extra=fields(bookie=self._cookie.bookie_id, ledger=ledger_id))
+
+
+def _next_turn(ids: list[int], upto: int) -> tuple[list[int], int]:
+    """Return the next ledgers of an ascending list behind an id, and the id to go on behind; −1: anew."""
+    later = ids[bisect_right(ids, upto) :][:_LOOKED_AT_ONCE]
+    return later, later[-1] if len(later) == _LOOKED_AT_ONCE else -1
 
 
 def _outside(ranges: list[tuple[int, int]], last: int) -> Iterator[int]:

@@ -50,12 +50,11 @@ from client_aio.core.repair_plan import (
     first_held,
     owed,
     plan,
-    replaced,
     split,
 )
 from client_aio.ledger.metadata_update import VersionedLedgerMetadata
 from client_aio.ledger.recovery import recover_ledger
-from client_aio.unbounded.paged_fragments import VersionedFragments, spans
+from client_aio.unbounded.paged_fragments import hold, spans
 from metadata.access.bookies import guard_of_staying
 from metadata.errors import (
     BookieError,
@@ -334,8 +333,7 @@ class Repair:
                 return
             if target != self._lost and (absent := self._absent(part, copier)) is not None:
                 noted = absent
-                metadata, version = await self._context.ledgers.read(self._ledger_id)
-                held = VersionedLedgerMetadata(self._context, metadata, version)
+                held = hold(self._context, *await self._context.ledgers.read(self._ledger_id))
                 await held.update(lambda now: now.with_absent(noted))
         await self._forget_absent(part, target, copier)
         self._fragments[part.first_entry] = copier.result()
@@ -367,12 +365,7 @@ class Repair:
             # Another repair may have given the seat away since. Its records are of the seat's next bookie.
             return now.without_absent(part.first_entry, seat, kept) if bookies[seat] == target else None
 
-        metadata, version = await self._context.ledgers.read(self._ledger_id)
-        held: VersionedLedgerMetadata
-        if metadata.is_unbounded:
-            held = VersionedFragments(self._context, metadata, version)
-        else:
-            held = VersionedLedgerMetadata(self._context, metadata, version)
+        held = hold(self._context, *await self._context.ledgers.read(self._ledger_id))
         await held.update_with(part.first_entry, without)
 
     async def _name(self, part: Part, target: str, absent: Absent | None, guard: Guard) -> bool:
@@ -380,13 +373,8 @@ class Repair:
 
         The record of what the lost bookie may hold is written with it: until then that bookie has a seat.
         """
-        metadata, version = await self._context.ledgers.read(self._ledger_id)
-        if metadata.is_unbounded:
-            fragments = VersionedFragments(self._context, metadata, version)
-            return await fragments.replace_bookie(part, self._lost, target, absent, guard)
-        return await VersionedLedgerMetadata(self._context, metadata, version).update(
-            lambda now: replaced(now, part, self._lost, target, absent), guard
-        )
+        held = hold(self._context, *await self._context.ledgers.read(self._ledger_id))
+        return await held.replace_bookie(part, self._lost, target, absent, guard)
 
     async def _is_trimmed(self, part: Part) -> bool:
         """Return whether the fragment has been trimmed, so that no bookie owes its entries."""

@@ -11,6 +11,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from client_aio.core.ensemble_change import Apply, Attempt, MetadataUpdate
+from client_aio.core.repair_plan import replaced
 from metadata.awake import Deadline
 from metadata.errors import MetadataUnavailableError, VersionConflictError
 from metadata.write_outcome import is_overwritten
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from client_aio.context import ClientContext
-    from metadata.model.ledger import Fragment, LedgerMetadata
+    from client_aio.core.repair_plan import Part
+    from metadata.model.ledger import Absent, Fragment, LedgerMetadata
     from metadata.store import Guard, Version
 
 logger = logging.getLogger(__name__)
@@ -74,6 +76,20 @@ class VersionedLedgerMetadata:
             return None if bookies is None else apply(now, bookies)
 
         return await self.update(applied)
+
+    async def replace_bookie(
+        self, part: Part, old: str, new: str, absent: Absent | None = None, guard: Guard | None = None
+    ) -> bool:
+        """Put a bookie in another's place in one fragment (repair, rule 14); see `update`.
+
+        Args:
+            absent: a record to add with it.
+            guard: as of `update`.
+
+        Returns:
+            False where the fragment differs from the plan: it was trimmed, or repaired by another client.
+        """
+        return await self.update(lambda now: replaced(now, part, old, new, absent), guard)
 
     async def _update(self, apply: Apply, guard: Guard | None, deadline: Deadline) -> bool:
         ledgers = self._context.ledgers

@@ -185,6 +185,12 @@ class VersionedFragments(VersionedLedgerMetadata):
         return changed.is_done
 
 
+def hold(context: ClientContext, metadata: LedgerMetadata, version: Version) -> VersionedLedgerMetadata:
+    """Return the metadata of a ledger of either kind, for changes."""
+    kind = VersionedFragments if metadata.is_unbounded else VersionedLedgerMetadata
+    return kind(context, metadata, version)
+
+
 @dataclass(slots=True)
 class _Run:
     """A range of entries that is read with one view."""

@@ -412,9 +412,8 @@ class ZooKeeperMetadataStore(MetadataStore):
                     raise
                 current = None
             except CheckFailedError:
-                # An earlier request of this write may have taken effect before the guard changed.
-                if guard is not None and (state.is_synced or not state.maybe_sent):
-                    raise write_outcome.guard_changed(key, guard) from None
+                _judge_refusal(key, guard, state)
+                raise
             # A conflict is decided only after a sync: a lagging server may show an old version.
             if not state.is_synced:
                 await self._sync(state)
@@ -466,11 +465,8 @@ class ZooKeeperMetadataStore(MetadataStore):
             except NotEmptyError:
                 raise InvalidArgumentError(f"key {key!r} has children and cannot be deleted") from None
             except CheckFailedError:
-                # As in `compare_and_set`.
-                if guard is not None and (state.is_synced or not state.maybe_sent):
-                    raise write_outcome.guard_changed(key, guard) from None
-                await self._sync(state)
-                raise RetryError from None
+                _judge_refusal(key, guard, state)
+                raise
 
         await self._settle(f"delete {key!r}", attempt)
 
@@ -791,6 +787,12 @@ class ZooKeeperMetadataStore(MetadataStore):
 
     def _schedule_retry(self) -> None:
         asyncio.get_running_loop().call_later(self._session.timeout_s / 4, self._new_session.set)
+
+
+def _judge_refusal(key: str, guard: Guard | None, state: Attempt) -> None:
+    """Raise GuardChangedError unless an earlier request may have taken effect before the guard changed."""
+    if guard is not None and (state.is_synced or not state.maybe_sent):
+        raise write_outcome.guard_changed(key, guard) from None
 
 
 def _version(stat: Stat, writers: tuple[str, ...], born: int = 0) -> Version:

@@ -303,13 +303,15 @@ MUTANTS = [
     ),
     Mutant(
         278, "a repair names a bookie although it was ordered to leave meanwhile",
-        (Edit(f"{_REPAIR}._name", "target, absent), guard", "target, absent), None"),),
+        (Edit("client_aio.ledger.metadata_update:VersionedLedgerMetadata.replace_bookie",
+              "new, absent), guard)", "new, absent))"),),
         tests=("tests/integration/test_lifecycle.py", "-k", "comes_late and False"),
         note="one compare-and-set has to be under way for longer than a whole drain",
     ),
     Mutant(
         376, "a repair of an unbounded ledger names a bookie although it was ordered to leave meanwhile",
-        (Edit(f"{_REPAIR}._name", "self._lost, target, absent, guard)", "self._lost, target, absent)"),),
+        (Edit("client_aio.unbounded.paged_fragments:VersionedFragments.replace_bookie",
+              "self._change(change, guard)", "self._change(change)"),),
         tests=("tests/integration/test_lifecycle.py", "-k", "comes_late and True"),
         note="as 278",
     ),
