@@ -210,7 +210,8 @@ class Catalog:
             metadata.pop()
         found = []
         for each in await self.stretches(rows[: len(metadata)]):
-            found += [replace(each, stretch=one) for one in between([each.stretch], since) if one.entries]
+            left = between([each.stretch], since)
+            found += [replace(each, stretch=one) for one in left if one.entries or one.has_loss]
         return found
 
     async def _metadata_of(self, rows: Sequence[Listed]) -> list[LedgerMetadata | None]:
@@ -275,6 +276,7 @@ class Catalog:
             entry_bytes=mean,
             borders=borders,
             is_complete=is_complete,
+            has_loss=row.log is not None and metadata.given_up is not None,
         )
 
     async def _is_overtaken(self, row: Listed, rows: Sequence[Listed]) -> bool:

@@ -26,6 +26,7 @@ from metadata.errors import (
     EntryUnknownError,
     NoSuchEntryError,
     NoSuchLedgerError,
+    RecordsLostError,
 )
 
 if TYPE_CHECKING:
@@ -101,14 +102,32 @@ class RowReader:
         Raises:
             DigestMismatchError, EntryUnknownError, NoSuchEntryError, UndecodableEntryError: an entry cannot
                 be read or decoded, and the read is not permissive.
+            RecordsLostError: a ledger of a log was closed with a loss, and the read is not permissive.
             NoSuchLedgerError: a ledger was deleted since the read was planned.
             BookKeeperError: bookies or the metadata store were out of reach for too long.
         """
         settings = {**SETTINGS, "metadata_timeout_s": self._outage_timeout_s}
         with client_aio.sync.connect(self._metadata, **settings) as client:
             for piece in pieces:
+                if piece.stretch.has_loss:
+                    yield self._lost(piece, self._loss_of(piece.stretch))
+                    continue
                 for item in self._entries_of(client, piece.stretch):
                     yield self._batch(piece, item)
+
+    def _loss_of(self, stretch: Stretch) -> _Lost:
+        """Return the row for entries lost behind a ledger's end; raise where the read is not permissive."""
+        reason = (
+            f"log {stretch.log!r} may have lost records from {stretch.row_id}:{stretch.first} on: ledger "
+            f"{stretch.ledger_id} was closed with a loss"
+        )
+        if not self._is_permissive:
+            raise RecordsLostError(
+                f"{reason}. To go on without them, set mode to permissive",
+                ledger_id=stretch.ledger_id,
+                entry_id=stretch.first,
+            )
+        return _Lost(stretch.first, 1, reason)
 
     def _entries_of(self, client: client_aio.sync.Client, stretch: Stretch) -> Iterator[EntryBatch | _Lost]:
         """Yield a stretch's entries; go on behind the last one while bookies are out of reach."""

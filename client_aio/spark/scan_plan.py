@@ -132,6 +132,8 @@ class Stretch:
     """The first entry of each fragment but the first."""
     is_complete: bool = True
     """Whether no entry will follow `last`."""
+    has_loss: bool = False
+    """Whether the ledger was closed with a loss: entries behind `last` may have been acknowledged."""
 
     @property
     def entries(self) -> int:
@@ -155,6 +157,8 @@ class _Pack:
 
 def cut_into_partitions(stretches: Iterable[Stretch], partition_bytes: int) -> list[list[Stretch]]:
     """Cut stretches into the pieces of each partition, in order; empty stretches are dropped.
+
+    A loss is a piece of its own, without entries, behind those of its stretch.
 
     A partition holds about `partition_bytes`. It holds pieces of several fragments only where they are small
     enough to be read together.
@@ -197,7 +201,9 @@ def _pieces(stretch: Stretch, partition_bytes: int) -> Iterator[Stretch]:
         edges = [start + entries * number // count for number in range(count + 1)]
         for first, end in pairwise(edges):
             if first < end:
-                yield replace(stretch, first=first, last=end - 1, borders=())
+                yield replace(stretch, first=first, last=end - 1, borders=(), has_loss=False)
+    if stretch.has_loss:
+        yield replace(stretch, first=stretch.last + 1, borders=())
 
 
 # --- streams ---
@@ -243,14 +249,18 @@ def advance(start: Place, stretches: Sequence[Stretch], limit: Limit) -> Place:
 
 
 def between(stretches: Iterable[Stretch], start: Place, end: Place | None = None) -> list[Stretch]:
-    """Return the parts of stretches from `start` up to `end`, exclusive (None: to the end)."""
+    """Return the parts of stretches from `start` up to `end`, exclusive (None: to the end).
+
+    A loss behind the last entry belongs to the part that passes that entry.
+    """
     found = []
     for stretch in stretches:
         if stretch.row_id < start.row_id or (end is not None and stretch.row_id > end.row_id):
             continue
         first = max(stretch.first, start.entry_id) if stretch.row_id == start.row_id else stretch.first
-        last = stretch.last
+        last, has_loss = stretch.last, stretch.has_loss
         if end is not None and stretch.row_id == end.row_id:
+            has_loss = has_loss and end.entry_id - 1 > last
             last = min(last, end.entry_id - 1)
-        found.append(replace(stretch, first=first, last=max(last, first - 1)))
+        found.append(replace(stretch, first=first, last=max(last, first - 1), has_loss=has_loss))
     return found

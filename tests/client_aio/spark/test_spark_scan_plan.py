@@ -145,3 +145,33 @@ def test_ledgers_of_two_logs_whose_rows_have_one_id_are_each_read_as_written() -
     found = [Found(Stretch("a", 7, 7, 0, 9, 0), mine), Found(Stretch("b", 7, 3, 0, 9, 0), other)]
     pieces = [piece for part in partitions_of(found, None) for piece in part.value]
     assert [(piece.stretch.log, piece.written) for piece in pieces] == [("a", mine), ("b", other)]
+
+
+def test_a_loss_is_a_piece_behind_the_entries_of_its_ledger() -> None:
+    lost = Stretch("a", 7, 7, 0, 9, 0, 100.0, (5,), has_loss=True)
+    pieces = [piece for part in cut_into_partitions([lost], 300) for piece in part]
+    assert rows_of(pieces) == rows_of([lost])
+    assert [(piece.first, piece.last) for piece in pieces if piece.has_loss] == [(10, 9)]
+    assert pieces[-1].has_loss
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "is_told"),
+    [
+        (Place(7, 0), None, True),
+        (Place(7, 10), Place(8, 0), True),
+        (Place(7, 15), Place(8, 0), True),  # What was read before is lost by now, and more may be.
+        (Place(7, 0), Place(7, 15), True),
+        (Place(7, 10), Place(7, 15), True),
+        (Place(7, 0), Place(7, 10), False),
+        (Place(7, 0), Place(7, 4), False),
+        (Place(8, 0), None, False),
+    ],
+)
+def test_a_loss_belongs_to_the_batch_that_passes_the_last_entry(
+    start: Place, end: Place | None, is_told: bool
+) -> None:
+    lost = Stretch("a", 7, 7, 0, 9, 0, has_loss=True)
+    found = between([lost], start, end)
+    assert any(one.has_loss for one in found) == is_told
+    assert any(piece.has_loss for part in cut_into_partitions(found, 1000) for piece in part) == is_told
