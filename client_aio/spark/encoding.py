@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 _LENGTH = struct.Struct("<I")
 _CODECS = {"zstd": "zstd", "lz4": "lz4"}
 _INFLATED_BYTES_MAX = 256 * 1024 * 1024
+_RUN_BYTES = 64 * 1024 * 1024
+"""The bytes of entries that are decompressed together: they have to fit into memory, and into one array."""
 
 
 class UndecodableEntryError(BookKeeperError):
@@ -176,6 +178,28 @@ def _compressor(compression: str) -> Callable[[list[bytes]], list[bytes]]:
 
 
 # --- decoding ---
+
+
+def cut_into_runs(format_: Format, offsets: Sequence[int], buffer: memoryview) -> list[tuple[int, int]]:
+    """Cut a run of entries into runs that can be decoded in one piece: the places of the first and the last.
+
+    Entries that compress a thousandfold are small together, and would fill the memory at once. A run has more
+    than `_RUN_BYTES` only where it is one entry.
+    """
+    count = len(offsets) - 1
+    if format_.compression == "none":
+        return [(0, count - 1)]
+    runs, first, size = [], 0, 0
+    for place, (start, end) in enumerate(pairwise(offsets)):
+        inflated = _LENGTH.unpack_from(buffer, start)[0] if end - start >= _LENGTH.size else 0
+        if inflated > _INFLATED_BYTES_MAX:
+            inflated = 0  # It is not decompressed.
+        if size + inflated > _RUN_BYTES and place > first:
+            runs.append((first, place - 1))
+            first, size = place, 0
+        size += inflated
+    runs.append((first, count - 1))
+    return runs
 
 
 def decode(

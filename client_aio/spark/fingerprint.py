@@ -24,6 +24,8 @@ _MASK = (1 << 64) - 1
 _FACTOR, _MIX = numpy.uint64(0x9E3779B97F4A7C15), numpy.uint64(0xC2B2AE3D27D4EB4F)
 _NULL = numpy.uint64(0x6A09E667F3BCC908)
 _SHIFT = numpy.uint64(29)
+_TEXTS = (kinds.is_string, kinds.is_binary, kinds.is_large_string, kinds.is_large_binary)
+"""Types whose cells are hashed as they are. Spark sends the large ones where the session asks for them."""
 
 
 @dataclass(slots=True)
@@ -86,7 +88,7 @@ def _hashes_of_values(column: pyarrow.Array) -> Hashes:
             is_small = kind.bit_width < 16
             bits = column.cast(pyarrow.int8()) if is_small else column.view(width[kind.bit_width])
             column = bits.cast(pyarrow.int64()).fill_null(0)
-        elif not (kinds.is_string(kind) or kinds.is_binary(kind)):
+        elif not any(is_kind(kind) for is_kind in _TEXTS):
             column = column.cast(pyarrow.string())
         hashes = pandas.util.hash_array(column.to_numpy(zero_copy_only=False), categorize=False)
     return hashes

@@ -17,7 +17,7 @@ import pyarrow
 
 import client_aio.sync
 from client_aio.spark import provenance, schemas
-from client_aio.spark.encoding import Decoded, Format, UndecodableEntryError, decode
+from client_aio.spark.encoding import Decoded, Format, UndecodableEntryError, cut_into_runs, decode
 from client_aio.spark.options import AWAY, OUTAGE_S, Outage
 from client_aio.spark.scan_plan import position_column
 from metadata.errors import (
@@ -113,7 +113,7 @@ class RowReader:
                     yield self._lost(piece, self._loss_of(piece.stretch))
                     continue
                 for item in self._entries_of(client, piece.stretch):
-                    yield self._batch(piece, item)
+                    yield from self._batches(piece, item)
 
     def _loss_of(self, stretch: Stretch) -> _Lost:
         """Return the row for entries lost behind a ledger's end; raise where the read is not permissive."""
@@ -177,26 +177,25 @@ class RowReader:
         yield from self._entries(reader, following, middle, known_lac)
         yield from self._entries(reader, middle + 1, last, known_lac)
 
-    def _batch(self, piece: Piece, item: EntryBatch | _Lost) -> pyarrow.RecordBatch:
+    def _batches(self, piece: Piece, item: EntryBatch | _Lost) -> Iterator[pyarrow.RecordBatch]:
         if isinstance(item, _Lost):
-            return self._lost(piece, item)
-        count = len(item)
+            yield self._lost(piece, item)
+            return
         try:
             format_ = self._format_of(piece.written)
-            decoded = decode(format_, item.offsets, item.buffer, is_permissive=self._is_permissive)
-        except UndecodableEntryError as error:
-            if self._is_permissive:  # the whole ledger has another encoding, or other columns
-                return self._lost(piece, _Lost(item.first_entry_id, count, str(error)))
-            entry_id = item.first_entry_id + (error.entry_id or 0)
-            ledger_id = piece.stretch.ledger_id
-            raise UndecodableEntryError(
-                f"entry {entry_id} of ledger {ledger_id}: {error}. To go on without such entries, set mode "
-                "to permissive; to read their bytes, encoding to binary",
-                ledger_id=ledger_id,
-                entry_id=entry_id,
-            ) from error
-        entry_ids = numpy.arange(item.first_entry_id, item.last_entry_id + 1)
-        return self._assemble(piece, entry_ids, decoded, format_)
+        except UndecodableEntryError as error:  # the whole ledger has another encoding, or other columns
+            if not self._is_permissive:
+                raise _named(error, piece, item.first_entry_id) from error
+            yield self._lost(piece, _Lost(item.first_entry_id, len(item), str(error)))
+            return
+        for first, last in cut_into_runs(format_, item.offsets, item.buffer):
+            offsets, first_id = item.offsets[first : last + 2], item.first_entry_id + first
+            try:
+                decoded = decode(format_, offsets, item.buffer, is_permissive=self._is_permissive)
+            except UndecodableEntryError as error:
+                raise _named(error, piece, first_id) from error
+            entry_ids = numpy.arange(first_id, item.first_entry_id + last + 1)
+            yield self._assemble(piece, entry_ids, decoded, format_)
 
     def _lost(self, piece: Piece, lost: _Lost) -> pyarrow.RecordBatch:
         fields = self._wanted_fields
@@ -273,6 +272,17 @@ class _Lost:
     @property
     def last_entry_id(self) -> int:
         return self.first_entry_id + self.count - 1
+
+
+def _named(error: UndecodableEntryError, piece: Piece, first_entry_id: int) -> UndecodableEntryError:
+    """Return the error with the entry that it concerns, in a run that begins with an entry, and a remedy."""
+    entry_id, ledger_id = first_entry_id + (error.entry_id or 0), piece.stretch.ledger_id
+    return UndecodableEntryError(
+        f"entry {entry_id} of ledger {ledger_id}: {error}. To go on without such entries, set mode "
+        "to permissive; to read their bytes, encoding to binary",
+        ledger_id=ledger_id,
+        entry_id=entry_id,
+    )
 
 
 def _own_column(name: str, stretch: Stretch, entry_ids: Any) -> pyarrow.Array:

@@ -14,7 +14,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from client_aio.spark.encoding import Format, UndecodableEntryError, decode, make_encoder
+from client_aio.spark import encoding
+from client_aio.spark.encoding import (
+    Format,
+    UndecodableEntryError,
+    cut_into_runs,
+    decode,
+    make_encoder,
+)
 from client_aio.spark.fingerprint import Fingerprint
 from client_aio.spark.json_rows import to_json_value
 from metadata.errors import EntryTooLargeError, InvalidArgumentError
@@ -381,3 +388,34 @@ def test_a_fingerprint_takes_times_that_python_does_not_have() -> None:
     print_ = Fingerprint()
     print_.add(pyarrow.RecordBatch.from_arrays([far], ["v"]))
     assert print_.rows == 1
+
+
+@pytest.mark.parametrize("kind", [pyarrow.large_binary(), pyarrow.list_(pyarrow.large_binary())])
+def test_a_fingerprint_is_that_of_the_values_where_spark_sends_large_types(kind: pyarrow.DataType) -> None:
+    is_list = pyarrow.types.is_list(kind)
+    plain = pyarrow.list_(pyarrow.binary()) if is_list else pyarrow.binary()
+    cells: list[Any] = [b"\xff", None, b"x"]
+    cells = [[cell] for cell in cells] if is_list else cells
+    prints = []
+    for each in (kind, plain):
+        print_ = Fingerprint()
+        print_.add(pyarrow.RecordBatch.from_arrays([pyarrow.array(cells, each)], ["v"]))
+        prints.append(print_)
+    assert prints[0] == prints[1]
+
+
+@pytest.mark.parametrize("compression", ["zstd", "lz4"])
+def test_entries_that_compress_well_are_decompressed_in_runs_of_bounded_size(
+    compression: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(encoding, "_RUN_BYTES", 1000)
+    format_ = Format("binary", compression)
+    values = [bytes(size) for size in (400, 600, 1, 5000, 999, 1, 1)]
+    schema = pyarrow.schema([("v", pyarrow.binary())])
+    batch = pyarrow.RecordBatch.from_pylist([{"v": value} for value in values], schema=schema)
+    encode = make_encoder(format_, entry_bytes=100, entry_bytes_max=LIMIT, value="v")
+    offsets, buffer = as_run(encode(batch))
+    assert cut_into_runs(format_, offsets, buffer) == [(0, 1), (2, 2), (3, 3), (4, 5), (6, 6)]
+    assert cut_into_runs(Format("binary"), offsets, buffer) == [(0, 6)]
+    for claim in (b"", b"\x01\x00", b"\xff\xff\xff\xff"):
+        assert cut_into_runs(format_, *as_run([claim, claim])) == [(0, 1)]
