@@ -196,6 +196,12 @@ async def _manifest(
     async with client_aio.connect(uri) as client:
         custom = {} if log is None else (await client.log_metadata(log)).custom
         closed = [one for one in await metadata_of(client, log, ledger_ids) if one.is_closed]
+        for metadata in closed:
+            if metadata.first_entry > 0:
+                raise InvalidArgumentError(
+                    f"ledger {metadata.ledger_id} has been trimmed, and begins at entry "
+                    f"{metadata.first_entry}: an export holds whole ledgers"
+                )
         for metadata in closed[:1]:
             await unlock(client, metadata, place)
         manifest = {

@@ -106,12 +106,16 @@ class Catalog:
                 await asyncio.sleep(outage.pause_s(error, loop.time(), asked))
 
     async def _ask(self, question: Callable[[Catalog], Awaitable[T]]) -> T:
-        """Answer a question, and ask again from the start where a log was truncated or replaced meanwhile."""
+        """Answer a question, and ask again from the start where what is read was listed and is gone.
+
+        A log was truncated or replaced meanwhile, or one of all ledgers was deleted.
+        """
         for _ in range(_ATTEMPTS_MAX - 1):
             try:
                 return await question(self)
             except NoSuchLedgerError as error:
-                if not self._options.log or error.ledger_id in {row.ledger_id for row in await self.listed()}:
+                is_named = bool(self._options.ledger)
+                if is_named or error.ledger_id in {row.ledger_id for row in await self.listed()}:
                     raise
         return await question(self)
 

@@ -13,16 +13,17 @@ import asyncio
 import json
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import client_aio
-from client_aio.admin.replicas import parts_of, verify_replica
-from client_aio.core.repair_plan import Part
+from client_aio.admin.replicas import verify_replica
+from client_aio.core.repair_plan import Part, complete_parts
 from client_aio.spark import provenance
 from client_aio.spark.passwords import PasswordPlace, password_of, settled_place, unlock
 from client_aio.sync.loop_thread import get_loop_thread
-from metadata.errors import InvalidArgumentError, NoSuchLedgerError
+from client_aio.unbounded.paged_fragments import spans
+from metadata.errors import InvalidArgumentError, NoSuchLedgerError, NoSuchLogError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -32,12 +33,16 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from client_aio.core.digest import Digest
+    from client_aio.log.takeover import LogMetadata
     from metadata.model.ledger import LedgerMetadata
+    from metadata.model.log import LogRow
 
 VERIFIED = (
     "ledger_id long, first_entry long, last_entry long, bookie string, owed long, intact long, "
     "missing long, damaged long, first_bad_entry long, status string, error string"
 )
+_REPLICAS = "ledger_id long, fragment long, first_entry long, last_entry long, bookie string"
+"""What a task is told of a replica to be read; `fragment` is the first entry of its fragment."""
 _PART_ENTRIES = 200_000
 _AT_ONCE = 4
 _PROCESSORS_ASSUMED = 8
@@ -76,7 +81,7 @@ def verify(
         raise InvalidArgumentError("name a log, or ledgers, and not both")
     place = settled_place(password_file, password_env)
     wanted = get_loop_thread().run(_replicas(uri, log, ledger_ids, place))
-    frame = spark.createDataFrame(wanted, "ledger_id long, first_entry long, last_entry long, bookie string")
+    frame = spark.createDataFrame(wanted, _REPLICAS)
     # On Spark Connect there is no context here, and nothing says how many executors there are.
     context = getattr(spark, "sparkContext", None)
     processors = _PROCESSORS_ASSUMED if context is None else context.defaultParallelism
@@ -119,20 +124,37 @@ def _tasks_done(context: SparkContext | None) -> str:
 
 async def _replicas(
     uri: str, log: str | None, ledger_ids: Iterable[int] | None, place: PasswordPlace
-) -> list[tuple[int, int, int, str]]:
-    """List the runs of entries to be read: ledger, first and last entry, bookie."""
+) -> list[tuple[int, int, int, int, str]]:
+    """List the replicas to be read, as `_REPLICAS` says."""
     async with client_aio.connect(uri) as client:
-        found: list[tuple[int, int, int, str]] = []
+        found: list[tuple[int, int, int, int, str]] = []
         is_right = not password_of(place)
         for metadata in await metadata_of(client, log, ledger_ids):
             if not is_right and metadata.password is not None:
                 await unlock(client, metadata, place)
                 is_right = True
-            for part in parts_of(metadata):
+            try:
+                found += await _replicas_of(client, metadata)
+            except NoSuchLedgerError:
+                if log is not None or ledger_ids is not None:
+                    raise
+        return found
+
+
+async def _replicas_of(
+    client: client_aio.Client, metadata: LedgerMetadata
+) -> list[tuple[int, int, int, int, str]]:
+    """List the replicas of a ledger's complete fragments, of those in pages too."""
+    found: list[tuple[int, int, int, int, str]] = []
+    async with aclosing(spans(client._context, metadata)) as all_spans:
+        async for span in all_spans:
+            for part in complete_parts(span.fragments, span.last_entry):
                 for first in range(part.first_entry, part.last_entry + 1, _PART_ENTRIES):
                     last = min(part.last_entry, first + _PART_ENTRIES - 1)
-                    found += [(metadata.ledger_id, first, last, name) for name in part.bookies]
-        return found
+                    found += [
+                        (metadata.ledger_id, part.first_entry, first, last, name) for name in part.bookies
+                    ]
+    return found
 
 
 def _verifier(
@@ -154,40 +176,60 @@ def _verifier(
 
 async def _verify_rows(uri: str, rows: list[tuple[Any, ...]], password: bytes) -> list[dict[str, Any]]:
     room = asyncio.Semaphore(_AT_ONCE)
-    known: dict[int, LedgerMetadata] = {}
+    known: dict[tuple[int, int], tuple[LedgerMetadata, Part] | None] = {}
     digests: dict[int, Digest] = {}
 
     async with client_aio.connect(uri) as client:
 
-        async def one(ledger_id: int, first: int, last: int, bookie_id: str) -> dict[str, Any] | None:
+        async def one(
+            ledger_id: int, fragment: int, first: int, last: int, bookie_id: str
+        ) -> dict[str, Any] | None:
             async with room:
-                try:
-                    if ledger_id not in known:
-                        known[ledger_id] = await client.ledger_metadata(ledger_id)
-                except NoSuchLedgerError:
-                    return None  # deleted meanwhile
-                metadata = known[ledger_id]
-                fragment = metadata.fragment_of(first)
-                part = Part(first, last, fragment.content_term, fragment.bookies)
-                if bookie_id not in part.bookies:
-                    return None  # repaired meanwhile
+                if (ledger_id, fragment) not in known:
+                    known[ledger_id, fragment] = await _present(client, ledger_id, fragment)
+                present = known[ledger_id, fragment]
+                if present is None or bookie_id not in present[1].bookies:
+                    return None  # deleted, trimmed or repaired meanwhile
+                metadata, part = present
                 if password and metadata.password is not None and ledger_id not in digests:
                     digests[ledger_id] = await client._context.unlock(metadata, password)
                 digest = digests.get(ledger_id)
+                part = part._replace(first_entry=first, last_entry=last)
                 found = await verify_replica(client._context, metadata, part, bookie_id, digest)
+                if found.status != "ok":  # as it is also where the bookie owes the entries no more
+                    present = await _present(client, ledger_id, fragment)
+                    if present is None or bookie_id not in present[1].bookies:
+                        return None
                 return {"ledger_id": ledger_id, **found.row()}
 
         return [row for row in await asyncio.gather(*(one(*row) for row in rows)) if row is not None]
+
+
+async def _present(
+    client: client_aio.Client, ledger_id: int, fragment: int
+) -> tuple[LedgerMetadata, Part] | None:
+    """Return a complete fragment, by its first entry, and its ledger's metadata; None where it is gone."""
+    try:
+        metadata, _ = await client._context.ledgers.read(ledger_id, sync=True)
+        async with aclosing(spans(client._context, metadata, fragment)) as found:
+            async for span in found:
+                for part in complete_parts(span.fragments, span.last_entry):
+                    if part.first_entry == fragment:
+                        return span.metadata, part
+                break  # Only the first span may have it.
+    except NoSuchLedgerError:
+        pass
+    return None
 
 
 async def metadata_of(
     client: client_aio.Client, log: str | None, ledger_ids: Iterable[int] | None
 ) -> list[LedgerMetadata]:
     """Read the metadata of a log's ledgers, of the ledgers named, or of all ledgers."""
-    is_all = log is None and ledger_ids is None
     if log is not None:
-        ids = [row.ledger_id for row in (await client.log_metadata(log)).rows]
-    elif ledger_ids is not None:
+        return [one for _, one in (await _log_of(client, log))[1]]
+    is_all = ledger_ids is None
+    if ledger_ids is not None:
         ids = list(ledger_ids)
     else:
         ids = [ledger_id async for ledger_id in client.list_ledgers()]
@@ -199,6 +241,25 @@ async def metadata_of(
             if not is_all:
                 raise
     return found
+
+
+async def _log_of(
+    client: client_aio.Client, name: str
+) -> tuple[LogMetadata, list[tuple[LogRow, LedgerMetadata]]]:
+    """Read a log's list and the metadata of its ledgers, again where it is truncated meanwhile.
+
+    Raises:
+        NoSuchLogError: there is no such log. NoSuchLedgerError: a ledger is listed, and does not exist.
+    """
+    missing: NoSuchLedgerError | None = None
+    while True:
+        log = await client.log_metadata(name)
+        if missing is not None and missing.ledger_id in {row.ledger_id for row in log.rows}:
+            raise missing
+        try:
+            return log, [(row, await client.ledger_metadata(row.ledger_id)) for row in log.rows]
+        except NoSuchLedgerError as error:
+            missing = error
 
 
 async def stats(uri: str, *, log: str | None = None) -> list[dict[str, Any]]:
@@ -214,8 +275,13 @@ async def stats(uri: str, *, log: str | None = None) -> list[dict[str, Any]]:
     """
     async with client_aio.connect(uri) as client:
         now_ms = client._context.now_ms()
-        names = [log] if log is not None else [name async for name in client.list_logs()]
-        return [await _stats_of(client, name, now_ms) for name in names]
+        if log is not None:
+            return [await _stats_of(client, log, now_ms)]
+        found = []
+        for name in [each async for each in client.list_logs()]:
+            with suppress(NoSuchLogError):  # It was deleted meanwhile.
+                found.append(await _stats_of(client, name, now_ms))
+        return found
 
 
 def _total(counts: Iterable[int | None]) -> int | None:
@@ -228,8 +294,7 @@ def _total(counts: Iterable[int | None]) -> int | None:
 
 
 async def _stats_of(client: client_aio.Client, name: str, now_ms: int) -> dict[str, Any]:
-    metadata = await client.log_metadata(name)
-    ledgers = [(row, await client.ledger_metadata(row.ledger_id)) for row in metadata.rows]
+    metadata, ledgers = await _log_of(client, name)
     closed = [(row, one, one.length or 0) for row, one in ledgers if one.is_closed]
     size = sum(length for *_, length in closed)
     listed = [row.created_ms for row in metadata.rows]

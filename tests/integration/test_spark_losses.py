@@ -11,15 +11,23 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
 import client_aio
+from client_aio.admin import replicas
+from client_aio.spark import archive, jobs, stats
+from client_aio.spark.catalog import Catalog
 from client_aio.spark.options import parse_read
+from client_aio.spark.passwords import PasswordPlace
 from client_aio.spark.source import LedgerDataSource
 from client_aio.spark.stream import LedgerStreamReader
+from metadata.model import paged_list
 from metadata.model.ledger import GivenUp
 from tests.support.sparksession import Bookies
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Awaitable, Callable, Iterator
 
+    from client_aio.spark.catalog import Listed
+    from client_aio.spark.scan_plan import Stretch
+    from metadata.model.ledger import LedgerMetadata
 
 SCHEMA = StructType([StructField("value", BinaryType())])
 WITH_ERROR = StructType([*SCHEMA.fields, StructField("_error", StringType())])
@@ -105,3 +113,131 @@ def test_a_stream_tells_of_a_loss_with_the_batch_that_passes_it(bookies: Bookies
     assert [row["value"] for row in rows(lenient, further, behind)] == [None, b"3"]
     strict.stop()
     lenient.stop()
+
+
+# --- ledgers that are deleted or trimmed ---
+
+
+def test_a_read_of_all_ledgers_leaves_out_one_that_is_deleted_meanwhile(
+    bookies: Bookies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = bookies.run(_opened(bookies))
+    ask = Catalog._stretch_of
+
+    async def delete_first(
+        catalog: Catalog, row: Listed, metadata: LedgerMetadata, created_ms: int, listed: list[Listed]
+    ) -> Stretch:
+        if row.ledger_id == ledger.ledger_id:
+            await catalog._client.delete_ledger(row.ledger_id)
+        return await ask(catalog, row, metadata, created_ms, listed)
+
+    monkeypatch.setattr(Catalog, "_stretch_of", delete_first)
+    reader: Any = LedgerDataSource({"metadata": bookies.uri, "ledger": "all"}).reader(SCHEMA)
+    found = {piece.stretch.ledger_id for part in reader.partitions() for piece in part.value}
+    assert ledger.ledger_id not in found
+
+
+async def _opened(bookies: Bookies) -> client_aio.LedgerWriter:
+    ledger = await bookies.client.create_ledger()
+    await ledger.add_entry(b"x")
+    return ledger
+
+
+async def _unbounded(bookies: Bookies, name: str, fragments: int) -> client_aio.UnboundedLedgerWriter:
+    ledger = await bookies.client.open_unbounded_ledger(name)
+    for number in range(fragments):
+        await ledger.add_entry(b"%d" % number)
+        await ledger.roll()
+    await ledger.add_entry(b"%d" % fragments)
+    return ledger
+
+
+def test_a_ledger_that_was_trimmed_is_not_exported(bookies: Bookies, log: str) -> None:
+    """An import begins at entry 0, and the manifest counts from there."""
+    ledger = bookies.run(_unbounded(bookies, log, 3))
+    bookies.run(ledger.trim(2))
+    bookies.run(ledger.close(seal=True))
+    with pytest.raises(client_aio.InvalidArgumentError, match="has been trimmed, and begins at entry 2"):
+        bookies.run(archive._manifest(bookies.uri, None, [ledger.ledger_id], PasswordPlace()))
+
+
+# --- jobs ---
+
+
+def _wanted(bookies: Bookies, ledger_id: int) -> list[tuple[int, int, int, int, str]]:
+    return bookies.run(jobs._replicas(bookies.uri, None, [ledger_id], PasswordPlace()))
+
+
+def test_verify_reads_fragments_that_stand_in_pages(
+    bookies: Bookies, log: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paged_list, "HEAD_ROWS_BYTES_MAX", 200)
+    monkeypatch.setattr(paged_list, "PAGE_ROWS_BYTES_MAX", 150)
+    ledger = bookies.run(_unbounded(bookies, log, 20))
+    assert len(bookies.run(bookies.client.ledger_metadata(log)).fragments) < 20
+    wanted = _wanted(bookies, ledger.ledger_id)
+    assert {first for _, _, first, _, _ in wanted} == set(range(20))
+    found = bookies.run(jobs._verify_rows(bookies.uri, wanted, b""))
+    assert [(row["status"], row["intact"]) for row in found] == [("ok", 1)] * 60
+    bookies.run(ledger.close())
+
+
+def test_verify_leaves_out_what_is_trimmed_or_deleted_meanwhile(bookies: Bookies, log: str) -> None:
+    ledger = bookies.run(_unbounded(bookies, log, 3))
+    wanted = _wanted(bookies, ledger.ledger_id)
+    bookies.run(ledger.trim(2))
+    found = bookies.run(jobs._verify_rows(bookies.uri, wanted, b""))
+    assert {(row["first_entry"], row["status"]) for row in found} == {(2, "ok")}
+    bookies.run(ledger.abort())
+    bookies.run(bookies.client.delete_ledger(ledger.ledger_id))
+    assert bookies.run(jobs._verify_rows(bookies.uri, wanted, b"")) == []
+
+
+def test_what_is_dropped_while_verify_reads_it_is_not_reported_as_missing(
+    bookies: Bookies, log: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = bookies.run(_unbounded(bookies, log, 3))
+    wanted = _wanted(bookies, ledger.ledger_id)
+    read = replicas.verify_replica
+
+    async def trim_first(*asked: Any) -> Any:
+        await bookies.client.delete_ledger(ledger.ledger_id)
+        return await read(*asked)
+
+    bookies.run(ledger.abort())
+    monkeypatch.setattr(jobs, "verify_replica", trim_first)
+    assert bookies.run(jobs._verify_rows(bookies.uri, wanted[:1], b"")) == []
+
+
+def test_a_log_is_summed_up_though_it_is_truncated_meanwhile(
+    bookies: Bookies, log: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bookies.append(log, [b"0", b"1"])
+    second = bookies.append(log, [b"2"])[0]
+    _once(monkeypatch, lambda client: client.truncate_log(log, second))
+    (found,) = bookies.run(stats(bookies.uri, log=log))
+    assert (found["ledgers"], found["entries"]) == (1, 1)
+
+
+def test_logs_are_summed_up_though_one_is_deleted_meanwhile(
+    bookies: Bookies, log: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bookies.append(f"{log}-kept", [b"0"])
+    bookies.append(log, [b"1"])
+    _once(monkeypatch, lambda client: client.delete_log(log))
+    found = {each["log"]: each["entries"] for each in bookies.run(stats(bookies.uri))}
+    assert (found.get(log), found[f"{log}-kept"]) == (None, 1)
+
+
+def _once(monkeypatch: pytest.MonkeyPatch, happen: Callable[[client_aio.Client], Awaitable[object]]) -> None:
+    """Let something happen before the metadata of a ledger are read for the first time."""
+    read = client_aio.Client.ledger_metadata
+    happened: list[bool] = []
+
+    async def after(client: client_aio.Client, ledger_id: int | str) -> LedgerMetadata:
+        if not happened:
+            happened.append(True)
+            await happen(client)
+        return await read(client, ledger_id)
+
+    monkeypatch.setattr(client_aio.Client, "ledger_metadata", after)
