@@ -3,7 +3,8 @@
 A ledger that a task wrote names in its custom metadata the log, job and batch that it is for (`provenance`).
 It is *garbage* once it can never be listed any more:
 
-- after a batch job's commit or abort: every ledger of the job that the log does not list. A job commits once.
+- after a batch job's commit, refused or not, or its abort: every ledger of the job that the log does not
+  list. A job commits once.
 - after the commit of a query's batch N: every ledger of its batches up to N that the log does not list. A
   later commit of batch N finds the batch recorded: it is dropped, or refused for other rows. A commit of an
   older batch is refused.
@@ -114,7 +115,8 @@ async def commit(job: Job, ledger_ids: Sequence[int], *, replace: bool, floor: i
     False for the batch that the log recorded last, or where `ifExists` is ignore and the log holds records.
 
     Args:
-        floor: an id below those of the job's ledgers; by default the last ledger listed before.
+        floor: leftovers from this id on are looked for; by default from the last ledger listed before, or the
+            first one of these.
 
     Raises:
         BookKeeperError: the log could not be changed, or the outcome is unknown. Nothing was deleted.
@@ -128,7 +130,7 @@ async def commit(job: Job, ledger_ids: Sequence[int], *, replace: bool, floor: i
     transaction = None if job.batch_id is None else (job.job_id, job.batch_id)
     async with _connect(options) as client:
         if floor is None:
-            floor = max(await listed_in(client, options.log), default=0)
+            floor = min([max(await listed_in(client, options.log), default=0), *ledger_ids])
         custom = job.written.to_custom()
         fits = _fit_check_if_new(options, custom)
         content = job.content if options.if_replayed == "compare" else ""
@@ -143,8 +145,14 @@ async def commit(job: Job, ledger_ids: Sequence[int], *, replace: bool, floor: i
             return False
         except StaleTransactionError as error:
             # Only the batch's own ledgers: another driver may be committing the same batch.
-            await _delete_all(client, job, ledger_ids)
+            await _delete_all(client, options, ledger_ids)
             raise StaleCheckpointError(f"{error}. {_STALE}") from None
+        except InvalidArgumentError:
+            if job.batch_id is None:
+                await _delete_leftovers(client, job, floor)
+            else:
+                await _delete_all(client, options, ledger_ids)
+            raise
         await _delete_leftovers(client, job, floor)
         if added.repeated:
             logger.info("log=%s batch %s was committed before, and is dropped", options.log, transaction)
@@ -175,12 +183,12 @@ _STALE = (
 )
 
 
-async def _delete_all(client: client_aio.Client, job: Job, ledger_ids: Sequence[int]) -> None:
+async def _delete_all(client: client_aio.Client, options: WriteOptions, ledger_ids: Sequence[int]) -> None:
     try:
         for ledger_id in ledger_ids:
-            await _delete(client, job, ledger_id)
+            await _delete(client, options, ledger_id)
     except BookKeeperError as error:  # a later sweep deletes them
-        logger.warning("log=%s what was refused is not deleted yet: %s", job.options.log, error)
+        logger.warning("log=%s what was refused is not deleted yet: %s", options.log, error)
 
 
 class _LogIsUsedError(InvalidArgumentError):
@@ -215,10 +223,16 @@ async def add_bytes(client: client_aio.Client, options: WriteOptions, ledger_ids
     Raises:
         InvalidArgumentError: the log holds rows of columns, and its readers would decode the bytes as such
             rows.
+        BookKeeperError: the ledgers could not be added. They are deleted, unless the outcome is unknown.
     """
     addition = Addition.check(ledger_ids, None, False, {})
     addition = changed(addition, fits=fit_check(provenance.Written().to_custom()))
-    await _add_patiently(client, options, addition)
+    try:
+        await _add_patiently(client, options, addition)
+    except BookKeeperError as error:
+        if error.outcome is Outcome.NOT_DONE:
+            await _delete_all(client, options, ledger_ids)
+        raise
 
 
 async def delete_garbage(job: Job, floor: int) -> None:
@@ -231,7 +245,7 @@ async def delete(job: Job, ledger_ids: Sequence[int]) -> None:
     """Delete ledgers whose commit was never attempted."""
     async with _connect(job.options) as client:
         for ledger_id in ledger_ids:
-            await _delete(client, job, ledger_id)
+            await _delete(client, job.options, ledger_id)
 
 
 async def _delete_leftovers(client: client_aio.Client, job: Job, floor: int) -> None:
@@ -251,7 +265,7 @@ async def _delete_garbage(client: client_aio.Client, job: Job, floor: int) -> No
         except NoSuchLedgerError:
             continue
         if _is_garbage(job, metadata):
-            await _delete(client, job, ledger_id)
+            await _delete(client, job.options, ledger_id)
 
 
 def _is_garbage(job: Job, metadata: LedgerMetadata) -> bool:
@@ -267,9 +281,9 @@ def _is_garbage(job: Job, metadata: LedgerMetadata) -> bool:
     return int(custom.get(provenance.BATCH, b"-1")) <= job.batch_id
 
 
-async def _delete(client: client_aio.Client, job: Job, ledger_id: int) -> None:
+async def _delete(client: client_aio.Client, options: WriteOptions, ledger_id: int) -> None:
     with contextlib.suppress(NoSuchLedgerError):
-        await client.delete_ledger(ledger_id, password=password_of(job.options))
+        await client.delete_ledger(ledger_id, password=password_of(options))
 
 
 async def listed_in(client: client_aio.Client, log: str) -> Collection[int]:

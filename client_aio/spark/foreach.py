@@ -5,7 +5,8 @@
 
 Each attempt of a partition writes a ledger of its own, and adds it to the log when the partition is complete.
 So an attempt that fails leaves nothing visible. But two attempts may both complete: **at least once per
-partition**. With speculation off that happens only when an executor is lost after its partition was added.
+partition**. With speculation off that happens only when an executor, or the metadata store's answer, is lost
+after a partition was added.
 The data source's `df.write.format("ledger")` is exactly once.
 """
 
@@ -84,7 +85,8 @@ class LedgerSink:
         Raises:
             InvalidArgumentError: a row's value is null, or is not bytes; the error names the row by its
                 place. Or the log holds rows of columns, and its readers would decode the bytes as such rows.
-            BookKeeperError: the ledger could not be written, or could not be added.
+            BookKeeperError: the ledger could not be written, or could not be added. Unless the outcome of the
+                addition is unknown, the partition's ledgers are deleted.
         """
         job = Job(self.options, provenance.Written(), _job_id(), None, self.value, ())
         with connect(self.options) as client:

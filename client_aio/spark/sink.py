@@ -8,8 +8,9 @@ For a micro-batch the same compare-and-set records the query, the batch, and a f
 replay after a crash is recognised and dropped. The number alone would not do: from a checkpoint that was
 copied before the batch, Spark plans the batch anew, with other rows.
 
-A listed ledger must never be deleted. So a failed commit deletes nothing: its compare-and-set may still take
-effect. After a successful commit every other ledger with the job's tag is garbage, and is deleted at once.
+A listed ledger must never be deleted. So a commit whose outcome is unknown deletes nothing: its
+compare-and-set may still take effect. After a successful commit every other ledger with the job's tag is
+garbage, and is deleted at once.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from client_aio.spark.options import AWAY, ENTRY_BYTES_MAX, Outage
 from client_aio.spark.passwords import password_of
 from client_aio.spark.schemas import arrow_schema
 from client_aio.sync.loop_thread import result_of
-from metadata.errors import BookKeeperError
+from metadata.errors import BookKeeperError, NoSuchLedgerError
 from metadata.model.ledger import DIGEST_CRC, DIGEST_HMAC
 
 if TYPE_CHECKING:
@@ -135,9 +135,11 @@ def write_ledgers(
                 client._run(_note_rows(client._client, ledger.ledger_id, sum(rows)))
             done.append(WrittenLedger(ledger.ledger_id, metadata.last_entry + 1, metadata.length))
     except BaseException:
-        for ledger_id in made:
-            with contextlib.suppress(BookKeeperError):
-                client.delete_ledger(ledger_id, password=password)
+        # While servers are away each deletion would wait for them: the sweep deletes what is left.
+        with contextlib.suppress(BookKeeperError):
+            for ledger_id in made:
+                with contextlib.suppress(NoSuchLedgerError):
+                    client.delete_ledger(ledger_id, password=password)
         raise
     return tuple(done)
 
