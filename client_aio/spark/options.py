@@ -295,6 +295,16 @@ def _number(name: str, text: str) -> int:
     return int(digits) * unit
 
 
+def _count(name: str, text: str) -> int:
+    """Parse a positive number that is no size: with a unit, "2m" of seconds would be weeks."""
+    if not text.isascii() or not text.isdecimal() or int(text) == 0:
+        unit = ", of seconds" if name == "outageTimeout" else ""
+        raise InvalidArgumentError(
+            f"the option {name} is a positive number{unit}, without a unit: not {text!r}"
+        )
+    return int(text)
+
+
 def _text(name: str, text: str) -> str:
     return text
 
@@ -315,7 +325,7 @@ _READ: dict[str, Callable[[str, str], Any]] = {
     "maxEntriesPerTrigger": _number,
     "maxBytesPerTrigger": _number,
     "failOnDataLoss": _boolean,
-    "outageTimeout": _number,
+    "outageTimeout": _count,
     "passwordFile": _name,
     "passwordEnv": _text,
 }
@@ -327,12 +337,12 @@ _WRITE: dict[str, Callable[[str, str], Any]] = {
     "compression": _one_of(*COMPRESSIONS),
     "ifExists": _one_of("append", "error", "ignore"),
     "ifReplayed": _one_of("compare", "drop"),
-    "ensembleSize": _number,
-    "writeQuorum": _number,
-    "ackQuorum": _number,
+    "ensembleSize": _count,
+    "writeQuorum": _count,
+    "ackQuorum": _count,
     "ledgerBytes": _number,
     "entryBytes": _number,
-    "outageTimeout": _number,
+    "outageTimeout": _count,
     "passwordFile": _name,
     "passwordEnv": _text,
 }
