@@ -16,6 +16,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from bookie_aio.wire.messages import NO_TERM, AddFlag, ReadAnswer, ReadLac, ReadLacAnswer, Stop
+from client_aio.bookies.connection import list_entries
 from client_aio.bookies.pool import GRACE_S
 from client_aio.core.quorum import can_acknowledge, indexes_of, proves_absent
 from client_aio.core.read_plan import ClassRange, checked_blocks, class_ranges
@@ -36,6 +37,7 @@ from client_aio.core.recovery import (
 from client_aio.ledger.entry_reader import EntryReader
 from client_aio.ledger.futures import fenced_by_term
 from client_aio.ledger.metadata_update import VersionedLedgerMetadata
+from client_aio.ledger.recovery_scope import RecoveryScope, first_displaced, recovery_scope
 from client_aio.ledger.replication import Replication
 from metadata.awake import awake_wait
 from metadata.errors import (
@@ -47,7 +49,7 @@ from metadata.errors import (
     MetadataUnavailableError,
     NotEnoughBookiesError,
 )
-from metadata.ids import NO_ENTRY
+from metadata.ids import ENTRY_ID_MAX, NO_ENTRY
 from metadata.model.ledger import Fragment, LedgerMetadata, LedgerState, with_ensemble
 
 if TYPE_CHECKING:
@@ -158,25 +160,34 @@ async def check_reach(
 async def _out_of_reach(
     context: ClientContext, metadata: LedgerMetadata, digest: Digest, at_ack_quorum: bool
 ) -> LedgerRecoveryError | None:
-    reach = _Reach(context, metadata, digest, at_ack_quorum=at_ack_quorum)
+    scope = await recovery_scope(context, metadata)
+    reach = _Reach(context, metadata, digest, scope, at_ack_quorum=at_ack_quorum)
     await reach.ask()
     return await reach.error()
 
 
 class _Reach:
-    """What the bookies of a last fragment answer to LAC reads that do not fence."""
+    """What the bookies of a recovery's scope answer to LAC reads that do not fence."""
 
     def __init__(
-        self, context: ClientContext, metadata: LedgerMetadata, digest: Digest, *, at_ack_quorum: bool
+        self,
+        context: ClientContext,
+        metadata: LedgerMetadata,
+        digest: Digest,
+        scope: RecoveryScope,
+        *,
+        at_ack_quorum: bool,
     ) -> None:
         self._context = context
         self._metadata = metadata
         self._digest = digest
+        self._scope = scope
         self._ensemble = metadata.last_fragment.bookies
         self._sizes = (metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum)
         self._is_whole = metadata.guaranteed_write_quorum and not at_ack_quorum
-        self._tally = FenceTally(*self._sizes, metadata.last_fragment.first_entry)
+        self._tally = FenceTally(*scope.sizes, metadata.last_fragment.first_entry)
         self._highest = NO_ENTRY
+        self._is_displaced = False  # a bookie that is not named may hold entries of the last fragment
         self._silent = 0
         self._errors: dict[str, str] = {}
         self._lossy: dict[str, str] = {}
@@ -186,13 +197,16 @@ class _Reach:
 
     @property
     def _first(self) -> int:
-        """Return the first entry that a recovery would look for."""
+        """Return the first entry that a recovery would look for, or one before it."""
+        if self._is_displaced:
+            return self._metadata.last_fragment.first_entry
         is_guaranteed = self._metadata.guaranteed_write_quorum
         return (self._tally.lafr if is_guaranteed else self._tally.lac) + 1
 
     @property
     def _missing(self) -> int:
-        return sum(1 << seat for seat in self._tally.missing)
+        """Return the seats of the last fragment that have not answered, as a bit mask."""
+        return sum(1 << seat for seat in self._tally.missing if seat < len(self._ensemble))
 
     @property
     def _has_seats(self) -> bool:
@@ -207,8 +221,8 @@ class _Reach:
 
     async def ask(self) -> None:
         """Ask all bookies, until the answers are enough or there are no more."""
-        ensemble, directory = self._ensemble, self._context.pool.directory
-        tasks = {asyncio.create_task(self._ask(name)): seat for seat, name in enumerate(ensemble)}
+        asked, directory = self._scope.bookies, self._context.pool.directory
+        tasks = {asyncio.create_task(self._ask(name)): seat for seat, name in enumerate(asked)}
         waiting, may_look = set(tasks), not self._is_whole
         changing = asyncio.create_task(directory.wait_for_membership_change())
         try:
@@ -224,7 +238,7 @@ class _Reach:
                     # A bookie that did not answer may be back, while another one hangs for its whole timeout.
                     changing = asyncio.create_task(directory.wait_for_membership_change())
                     silent = indexes_of(self._silent)
-                    again = {asyncio.create_task(self._ask(ensemble[seat])): seat for seat in silent}
+                    again = {asyncio.create_task(self._ask(asked[seat])): seat for seat in silent}
                     tasks |= again
                     waiting |= again.keys()
                     self._errors, self._silent = {}, 0
@@ -249,7 +263,7 @@ class _Reach:
         return answer
 
     def _note(self, seat: int, task: asyncio.Task[ReadLacAnswer]) -> None:
-        error, bookie_id = task.exception(), self._ensemble[seat]
+        error, bookie_id = task.exception(), self._scope.bookies[seat]
         if error is None:
             answer = task.result()
             statement = believed(answer.statement, self._metadata, self._digest)
@@ -258,6 +272,8 @@ class _Reach:
             if answer.is_damaged:
                 self._lossy[bookie_id] = "it lost data of the ledger"
             self._highest = max(self._highest, answer.last_entry, self._tally.lac)
+            if seat >= len(self._ensemble) and answer.last_entry >= self._metadata.last_fragment.first_entry:
+                self._is_displaced = True
         elif isinstance(error, BookKeeperError):
             self._errors[bookie_id] = str(error)
             self._silent |= 1 << seat
@@ -284,10 +300,10 @@ class _Reach:
         """Return why a recovery could not end; None if it can."""
         metadata, first = self._metadata, self._first
         if not self._tally.is_covered:
-            return _uncovered(metadata, self._errors, _NOTHING_DONE)
+            return _uncovered(metadata, self._scope, self._errors, _NOTHING_DONE)
         if not self._tally.can_end:
             what = "has an end that cannot be found"
-            return _uncovered(metadata, self._errors | self._lossy, _NOTHING_DONE, what)
+            return _uncovered(metadata, self._scope, self._errors | self._lossy, _NOTHING_DONE, what)
         if not self._is_enough:
             await self._look_for_others()
         if self._is_enough or not (self._is_whole or await self._must_write_back(first)):
@@ -297,7 +313,7 @@ class _Reach:
             advice += ", or with at_ack_quorum to close the ledger with Qa copies of some entries"
         return LedgerRecoveryError(
             f"entries {first} to {self._highest} of ledger {metadata.ledger_id} may have to be "
-            f"written back, and bookies are missing: {self._lacking}; {_why(metadata, self._errors)}. "
+            f"written back, and bookies are missing: {self._lacking}; {_why(self._scope, self._errors)}. "
             f"{_NOTHING_DONE}. {advice}",
             ledger_id=metadata.ledger_id,
         )
@@ -307,8 +323,10 @@ class _Reach:
 
         Without it there is nothing to write back. Where enough bookies deny it, the ledger may end before it.
         """
+        if self._is_displaced:
+            return True
         config, wanted = self._context.config, class_ranges(self._metadata, entry_id, entry_id)[0]
-        missing = {self._ensemble[seat] for seat in self._tally.missing}
+        missing = {self._ensemble[seat] for seat in indexes_of(self._missing)}
         is_held, denials = False, 0
         for bookie_id in wanted.bookies:
             if bookie_id in missing:
@@ -333,18 +351,24 @@ _NOTHING_DONE = "Nothing was done: its writer, if it has one, goes on"
 
 
 def _uncovered(
-    metadata: LedgerMetadata, errors: dict[str, str], advice: str, what: str = "cannot be fenced"
+    metadata: LedgerMetadata,
+    scope: RecoveryScope,
+    errors: dict[str, str],
+    advice: str,
+    what: str = "cannot be fenced",
 ) -> LedgerRecoveryError:
-    missing = _why(metadata, errors)
+    if scope.is_wide:
+        what += ". The metadata store was set back, so any bookie may hold entries"
+        advice += ". `bookie-aio bookie forget` leaves out one that is gone for good"
     return LedgerRecoveryError(
-        f"ledger {metadata.ledger_id} {what}: too few of its bookies answered; missing: {missing}. {advice}",
+        f"ledger {metadata.ledger_id} {what}: too few of its bookies answered; "
+        f"missing: {_why(scope, errors)}. {advice}",
         ledger_id=metadata.ledger_id,
     )
 
 
-def _why(metadata: LedgerMetadata, errors: dict[str, str]) -> str:
-    names = metadata.last_fragment.bookies
-    return "; ".join(f"{name} ({errors[name]})" for name in names if name in errors)
+def _why(scope: RecoveryScope, errors: dict[str, str]) -> str:
+    return "; ".join(f"{name} ({errors[name]})" for name in scope.bookies if name in errors)
 
 
 class Recovery:
@@ -371,7 +395,12 @@ class Recovery:
         self.metadata = metadata
         self._sizes = (metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum)
         self._ensemble = metadata.last_fragment.bookies
+        self._scope = RecoveryScope.of(metadata)
         self._unfenced: set[str] = set(self._ensemble)  # have not answered to a fence
+        # In a wide scope, the bookies whose lists are whole; and the first entry that one of them lists and
+        # should not have.
+        self._listed = FenceTally(*self._scope.sizes, 0)
+        self._displaced: int | None = None
         self._has_seats = False
         self.fragments = metadata.fragments
         self._is_whole = metadata.guaranteed_write_quorum and not at_ack_quorum
@@ -395,11 +424,13 @@ class Recovery:
         """
         recoveries, outcome = self._context.counters.recoveries, "failed"
         try:
+            self._scope = await recovery_scope(self._context, self.metadata)
             tally = await self._fence()
             logger.info("ledger=%d fenced, last add confirmed is %d", self.metadata.ledger_id, tally.lac)
             # Rule 11: with guaranteed write quorum, entries that only a part of the write set has are written
             # back.
             before = tally.lafr if self.metadata.guaranteed_write_quorum else tally.lac
+            before = self._before_displaced(before)
             replication = self._start_writing(before, tally, await self._length_at(before))
             last_entry = await self._search(replication, before + 1, tally.lac)
             await self._finish_writing(replication)
@@ -421,11 +452,12 @@ class Recovery:
 
     async def _fence(self) -> FenceTally:
         """Fence every write set (rule 12b). Each bookie is asked as soon as it is connected."""
-        last = self.metadata.last_fragment
-        tally = FenceTally(*self._sizes, last.first_entry)
+        last, asked = self.metadata.last_fragment, self._scope.bookies
+        tally = FenceTally(*self._scope.sizes, last.first_entry)
+        self._listed = FenceTally(*self._scope.sizes, last.first_entry)
         tasks = {
-            asyncio.create_task(self._fence_one(bookie_id)): seat
-            for seat, bookie_id in enumerate(self._ensemble)
+            asyncio.create_task(self._fence_one(seat, bookie_id)): seat
+            for seat, bookie_id in enumerate(asked)
         }
         waiting, errors = set(tasks), dict[str, str]()
         try:
@@ -435,7 +467,7 @@ class Recovery:
                     seat = tasks[task]
                     error = task.exception()
                     if error is None:
-                        self._unfenced.discard(self._ensemble[seat])
+                        self._unfenced.discard(asked[seat])
                         statement = task.result()
                         if statement is None:
                             tally.answer(seat, None)
@@ -444,17 +476,17 @@ class Recovery:
                     elif isinstance(error, LedgerFencedError):
                         raise fenced_by_term(self.metadata.ledger_id, error)
                     elif isinstance(error, BookKeeperError):
-                        errors[self._ensemble[seat]] = str(error)
+                        errors[asked[seat]] = str(error)
                     else:
                         raise error
         finally:
             for task in waiting:
                 task.cancel()
         if not tally.is_covered:
-            raise _uncovered(self.metadata, errors, "Run recovery again when they are back")
+            raise _uncovered(self.metadata, self._scope, errors, "Run recovery again when they are back")
         return tally
 
-    async def _fence_one(self, bookie_id: str) -> LacStatement | None:
+    async def _fence_one(self, seat: int, bookie_id: str) -> LacStatement | None:
         answer, _ = await self._context.pool.ask(
             bookie_id,
             fencing_lac_read(self.metadata),
@@ -463,7 +495,34 @@ class Recovery:
             ledger_id=self.metadata.ledger_id,
             auth=self._digest.token(bookie_id),
         )
+        if self._scope.is_wide:
+            await self._list_one(seat, bookie_id)
         return believed(answer.statement, self.metadata, self._digest)
+
+    async def _list_one(self, seat: int, bookie_id: str) -> None:
+        """List what a bookie has of the last fragment. It is fenced: only recoveries add entries by now."""
+        connection, first = await self._context.pool.get(bookie_id), self.metadata.last_fragment.first_entry
+        timeout_s = self._config.read_timeout_s
+        rows, is_damaged = await list_entries(
+            connection, self.metadata.ledger_id, first, ENTRY_ID_MAX, timeout_s
+        )
+        if not is_damaged:
+            self._listed.answer(seat, None)
+        entry_id = first_displaced(self.metadata, seat, rows)
+        if entry_id is not None and (self._displaced is None or entry_id < self._displaced):
+            self._displaced = entry_id
+
+    def _before_displaced(self, before: int) -> int:
+        """Return the entry behind which the search begins: from there on bookies that are not named have it.
+
+        These entries are acknowledged, and are to be written back to the bookies that are named. The lists
+        say where they begin. Where too few bookies could list theirs, it may be at the fragment's beginning.
+        """
+        if not self._scope.is_wide:
+            return before
+        if not self._listed.is_covered:
+            return min(before, self.metadata.last_fragment.first_entry - 1)
+        return before if self._displaced is None else min(before, self._displaced - 1)
 
     async def _length_at(self, lac: int) -> int:
         """Return the ledger's payload bytes up to an entry, which contains that length.
@@ -493,7 +552,7 @@ class Recovery:
     # --- (c) recovery reads ---
 
     async def _search(self, replication: Replication[None], first_entry: int, lac: int) -> int:
-        search = EntrySearch(*self._sizes, first_entry, lac=lac)
+        search = EntrySearch(*self._scope.sizes, first_entry, lac=lac)
         while True:
             if self._failure is not None:
                 raise self._failure
@@ -524,7 +583,7 @@ class Recovery:
                         task.add_done_callback(self._reads.discard)
 
     async def _read(self, ask: Ask) -> None:
-        bookie_id = self._ensemble[ask.seat]
+        bookie_id = self._scope.bookies[ask.seat]
         read = recovery_read(self.metadata, ask, self._config.read_ahead_bytes)
         wanted = ClassRange(
             read.ledger_id, read.content_term, read.first, read.last, read.stride, (bookie_id,)
@@ -549,7 +608,7 @@ class Recovery:
             raise
 
     def _inconclusive(self, entry_id: int, seats: list[int]) -> LedgerRecoveryError:
-        names = ", ".join(self._ensemble[seat] for seat in seats)
+        names = ", ".join(self._scope.bookies[seat] for seat in seats)
         return LedgerRecoveryError(
             f"whether ledger {self.metadata.ledger_id} has an entry {entry_id} cannot be decided without "
             f"{names}. Run recovery again when they are back",

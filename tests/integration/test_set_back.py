@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
 import shutil
+import sqlite3
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,12 +18,14 @@ from bookie_aio.core.identity import SET_BACK_JUMP, AgeFile
 from bookie_aio.storage.segment import format as form
 from bookie_aio.storage.segment.format import AGE
 from bookie_aio.wire.messages import Info
+from metadata.errors import BookKeeperError, LedgerRecoveryError
+from metadata.model.ledger import LedgerState
 from tests.support.cli import Cli
 from tests.support.cluster import Cluster
 from tests.support.rawclient import RawClient
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
     from pathlib import Path
 
 WAIT_S = 60
@@ -287,3 +292,91 @@ async def test_a_directory_and_the_metadata_set_back_together_are_told_apart_by_
             await cluster["b1"].end()
         assert cluster["b1"].log.read_text().count("as another bookie knows") <= 2
         await cluster.end()
+
+
+@contextlib.asynccontextmanager
+async def displaced(
+    folder: Path, cluster: Cluster
+) -> AsyncIterator[tuple[client_aio.LedgerWriter, list[str]]]:
+    """Have a writer replace two of its three bookies, and set the metadata back to before that.
+
+    Yields:
+        The writer, which has had 20 entries acknowledged; and the bookies that the older copy names. The
+        first two of these have 10 and 15 entries.
+    """
+    await cluster.start()
+    async with client_aio.connect(cluster.uri, connect_timeout_s=2) as client:
+        writer = await client.create_ledger()
+        await writer.add_entries([b"%d" % number for number in range(10)])
+        named = list((await client.ledger_metadata(writer.ledger_id)).last_fragment.bookies)
+        await asyncio.to_thread(copy_running_metadata, folder, "older")
+        for bookie_id, following in ((named[0], 15), (named[1], 20)):
+            await cluster[bookie_id].kill()
+            present = writer.last_add_confirmed + 1
+            await writer.add_entries([b"%d" % number for number in range(present, following)])
+
+            async def is_replaced(bookie_id: str = bookie_id) -> bool:
+                found = (await client.ledger_metadata(writer.ledger_id)).last_fragment
+                return bookie_id not in found.bookies
+
+            await until(is_replaced)
+        holder = next(name for name in cluster.bookies if name not in named)
+        await raised(cluster, holder)
+        await cluster.end()
+        restore_metadata(folder, "older")
+        yield writer, named
+        await writer.abort()
+        await cluster.end()
+
+
+def copy_running_metadata(folder: Path, name: str) -> None:
+    (folder / name).mkdir()
+    with (
+        contextlib.closing(sqlite3.connect(folder / "metadata.db")) as live,
+        contextlib.closing(sqlite3.connect(folder / name / "metadata.db")) as copy,
+    ):
+        live.backup(copy)
+
+
+@pytest.mark.parametrize("missing", ["named", "holder"])
+async def test_a_recovery_by_older_metadata_finds_what_other_bookies_acknowledged(
+    tmp_path: Path, missing: str
+) -> None:
+    cluster = Cluster(tmp_path, bookies=5)
+    async with asyncio.timeout(4 * WAIT_S), displaced(tmp_path, cluster) as (writer, named):
+        others = sorted(set(cluster.bookies) - set(named))
+        away = named[2] if missing == "named" else others[0]
+        await asyncio.gather(*(cluster[name].start() for name in cluster.bookies if name != away))
+        async with client_aio.connect(cluster.uri, connect_timeout_s=2) as client:
+            reader = await client.open_ledger(writer.ledger_id, recover=True)
+            assert reader.last_add_confirmed == 19
+        with pytest.raises(BookKeeperError):
+            await writer.add_entry(b"fenced, wherever it writes")
+        await writer.abort()
+        await cluster[away].start()
+        async with client_aio.connect(cluster.uri, connect_timeout_s=2) as client:
+            # The bookies that the metadata name have it all, whoever had it before.
+            whole = Counter(
+                each.first_entry
+                for each in await client.ledger_replicas(writer.ledger_id)
+                if each.entries_missing == 0
+            )
+            fragments = (await client.ledger_metadata(writer.ledger_id)).fragments
+            assert all(whole[fragment.first_entry] >= 2 for fragment in fragments)
+            reader = await client.open_ledger(writer.ledger_id)
+            found = [bytes(each.data) async for each in reader.read(0, 19)]
+            assert found == [b"%d" % number for number in range(20)]
+
+
+async def test_a_recovery_by_older_metadata_ends_only_where_enough_bookies_answer(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, bookies=5)
+    async with asyncio.timeout(4 * WAIT_S), displaced(tmp_path, cluster) as (writer, named):
+        await asyncio.gather(*(cluster[name].start() for name in named))
+        async with client_aio.connect(cluster.uri, connect_timeout_s=2) as client:
+            with pytest.raises(LedgerRecoveryError, match="was set back"):
+                await client.open_ledger(writer.ledger_id, recover=True)
+            metadata = await client.ledger_metadata(writer.ledger_id)
+            assert metadata.state is LedgerState.OPEN  # nothing is fenced
+            await asyncio.gather(*(cluster[name].start() for name in set(cluster.bookies) - set(named)))
+            reader = await client.open_ledger(writer.ledger_id, recover=True)
+            assert reader.last_add_confirmed == 19

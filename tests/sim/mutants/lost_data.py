@@ -67,4 +67,27 @@ MUTANTS = [
               'self._engine.health.fail(error, "writing the age")', "pass"),),
         tests=("tests/bookie_aio/server/test_server_age.py", "-k", "fails_under_the_age"),
     ),
+    Mutant(
+        520, "a recovery by older metadata asks the bookies that these name",
+        (Edit("client_aio.ledger.recovery_scope:recovery_scope", "if not events:", "if True:"),),
+        tests=("tests/integration/test_set_back.py", "-k", "other_bookies_acknowledged"),
+    ),
+    Mutant(
+        521, "one bookie that denies an entry ends a recovery that asks all",
+        (Edit("client_aio.ledger.recovery_scope:RecoveryScope.of",
+              "len(bookies), metadata.ack_quorum), is_wide", "len(bookies), len(bookies)), is_wide"),),
+        tests=("tests/integration/test_set_back.py", "-k", "enough_bookies_answer"),
+    ),
+    Mutant(
+        522, "entries below the LAC that other bookies have are not written back",
+        (Edit("client_aio.ledger.recovery:Recovery._before_displaced",
+              "if not self._scope.is_wide:", "if True:"),),
+        tests=("tests/integration/test_set_back.py", "-k", "other_bookies_acknowledged"),
+    ),
+    Mutant(
+        523, "a bookie that no write set of an entry has lists it in its place",
+        (Edit("client_aio.ledger.recovery_scope:first_displaced",
+              "if seat not in write_set(each % size, size, metadata.write_quorum)", "if seat >= size"),),
+        tests=("tests/client_aio/test_client_recovery_scope.py", "-k", "out_of_place"),
+    ),
 ]  # fmt: skip

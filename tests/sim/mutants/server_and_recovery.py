@@ -112,7 +112,7 @@ MUTANTS = [
     ),
     Mutant(
         54, "recovery reads go to the ensemble as it has been changed meanwhile",
-        (Edit("client_aio.ledger.recovery:Recovery._read", "self._ensemble[ask.seat]",
+        (Edit("client_aio.ledger.recovery:Recovery._read", "self._scope.bookies[ask.seat]",
               "self.fragments[-1].bookies[ask.seat]"),),
         ("short-answers",),
     ),

@@ -1,0 +1,88 @@
+"""Which bookies a recovery asks: those of the last fragment, or after a set-back of the metadata, any bookie.
+
+In a store that was set back to an older copy, the last fragment may name bookies that the writer has replaced
+since. They deny what the others acknowledged, and they tell the truth. So while an event of a set-back covers
+a ledger (rule 15), its recovery counts every bookie of the cluster as one of the write set of every entry:
+N bookies, Qw = N. The arithmetic of rule 12 then holds for any ensemble that the writer may have had. Fewer
+than Qa bookies without an answer leave no ack quorum unfenced, and fewer than Qa that do not deny an entry
+leave no ack quorum for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from client_aio.core.quorum import write_set
+from metadata.access.bookies import SetBacks, registered_bookies, unanswered_below
+from metadata.ids import KEY_AVAILABLE, KEY_SET_BACKS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from bookie_aio.wire.listing import Row
+    from client_aio.context import ClientContext
+    from metadata.model.ledger import LedgerMetadata
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryScope:
+    """The bookies that a recovery asks, those of the last fragment first, and the sizes to count with.
+
+    `is_wide`: the metadata may be older than the ledger's last ensemble change.
+    """
+
+    bookies: tuple[str, ...]
+    sizes: tuple[int, int, int]
+    is_wide: bool = False
+
+    @classmethod
+    def of(cls, metadata: LedgerMetadata, others: Iterable[str] = ()) -> RecoveryScope:
+        """Return the scope of metadata that are up to date, or with others that may hold entries as well."""
+        named = metadata.last_fragment.bookies
+        bookies = (*named, *sorted(set(others) - set(named)))
+        if len(bookies) == len(named):
+            return cls(named, (metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum))
+        return cls(bookies, (len(bookies), len(bookies), metadata.ack_quorum), is_wide=True)
+
+
+async def recovery_scope(context: ClientContext, metadata: LedgerMetadata) -> RecoveryScope:
+    """Return which bookies to ask.
+
+    A bookie that an operator answered for is asked while it runs. One that does not run is left out: what it
+    holds was accepted as lost.
+
+    Raises:
+        MetadataUnavailableError: the metadata store did not answer in time.
+    """
+    store = context.ledgers.store
+    await store.sync(KEY_SET_BACKS)
+    events = [one for one in (await SetBacks.read(store)).events if metadata.ledger_id < one.raised_to]
+    if not events:
+        return RecoveryScope.of(metadata)
+    # The copy may lack the cookies of bookies that came later: registrations and events name those.
+    running = set(await store.children(KEY_AVAILABLE))
+    names = {*await registered_bookies(store), *(name for event in events for name in event.ages)}
+    doubted = {name for name in names if unanswered_below(events, name) > metadata.ledger_id}
+    return RecoveryScope.of(metadata, running | doubted)
+
+
+def first_displaced(metadata: LedgerMetadata, seat: int, rows: Iterable[Row]) -> int | None:
+    """Return the first entry of the last fragment that a bookie lists and should not have; None for none.
+
+    From such an entry on the metadata may name the wrong bookies.
+
+    Args:
+        metadata: the ledger's.
+        seat: the bookie's index in the last fragment; any higher number if it is not named there.
+        rows: what the bookie lists.
+    """
+    fragment, size = metadata.last_fragment, metadata.ensemble_size
+    found: list[int] = []
+    for row in rows:
+        if row.content_term >= fragment.content_term:
+            skipped = max(0, -(-(fragment.first_entry - row.first) // row.stride))
+            # So many entries of a row meet every write set that it has entries of.
+            found += row.entry_ids[skipped : skipped + size]
+    displaced = (each for each in found if seat not in write_set(each % size, size, metadata.write_quorum))
+    return min(displaced, default=None)
