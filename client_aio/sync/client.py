@@ -81,7 +81,8 @@ class LedgerReader(Handle):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        if not self._is_left_in_fork(kind):
+            self.close()
 
 
 def connect(metadata: str, **settings: Any) -> Client:
@@ -155,4 +156,5 @@ class Client(LogClient, UnboundedClient):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        if not self._is_left_in_fork(kind):
+            self.close()

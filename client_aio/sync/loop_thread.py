@@ -18,6 +18,8 @@ Invariants:
 - Tasks and asynchronous generators of a call that succeeds are freed on the loop. Those of a call that fails
   are freed with its traceback. The reason: asyncio keeps weak references to them, with callbacks in Python,
   and Python swallows an interrupt that strikes in such a callback.
+- No callback of an application ends the loop, though it raises SystemExit or stops the loop. Else each thread
+  that waits for the loop would wait for ever.
 - A forked child never touches its parent's loop, not even by freeing it: both share the kernel's poll object.
 """
 
@@ -125,7 +127,12 @@ class LoopThread:
 
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
-        self.loop.run_forever()
+        while not (self._has_stopped or self.loop.is_closed()):
+            try:
+                self.loop.run_forever()
+            except BaseException as error:
+                context = {"message": "a callback on the loop of client_aio.sync failed", "exception": error}
+                self.loop.call_exception_handler(context)
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the loop, and wait for its result.
@@ -302,6 +309,10 @@ class Handle:
                 yield item
         finally:
             self._background.discard(items)
+
+    def _is_left_in_fork(self, kind: type[BaseException] | None) -> bool:
+        """Return whether an exception leaves the context in a fork: closing would raise, and hide it."""
+        return kind is not None and self._background.pid != os.getpid()
 
     def __reduce__(self) -> str:
         raise TypeError(

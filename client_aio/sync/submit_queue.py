@@ -71,7 +71,8 @@ class SubmitQueue(Generic[R]):
         self._add_batch = add_batch
         self._waiting: deque[_Put] = deque()
         self._is_due = False
-        self._putting = threading.Lock()  # of the threads, never of the loop
+        # Of the threads, never of the loop. A signal's handler may add while its thread waits for room.
+        self._putting = threading.RLock()
         self._room = Room()
         self._bytes_put = 0  # by the threads
         self._bytes_done = 0  # by the loop
@@ -167,7 +168,7 @@ class SubmitQueue(Generic[R]):
             complete = self._completer(future, size)
             try:
                 added = add(payload, entry_id)
-            except BookKeeperError as error:  # This payload is refused; those behind it are added.
+            except Exception as error:  # This payload is refused; those behind it are added.
                 added = self._background.loop.create_future()
                 added.set_exception(error)
             added.add_done_callback(complete)

@@ -96,7 +96,8 @@ class WriterHandle(Handle, Generic[R]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if kind is not None:
-            self.abort()
+            if not self._is_left_in_fork(kind):
+                self.abort()
             return
         try:
             self.close()
