@@ -310,7 +310,7 @@ class Trial:
         if code not in self.codes:
             wrong.append(f"exit code {code}, not {sorted(self.codes)}: {error[-300:].strip()}")
         lines = [line for line in error.splitlines() if line.startswith("bookie-aio: ")]
-        if code in set(Exit) - {0, 130, 141} and "2>&-" not in self.redirection:
+        if code in set(Exit) - {0, 130, 141, 143} and "2>&-" not in self.redirection:
             is_report = self.words[0] in ("doctor", "cluster", "bookie") and not self.names
             if len(lines) != 1 and not is_report:
                 wrong.append(f"{len(lines)} lines say why: {error[-300:]!r}")

@@ -21,6 +21,7 @@ class Exit(enum.IntEnum):
     DAMAGED = 5  # stored bytes or metadata are wrong
     INTERRUPTED = 130
     BROKEN_PIPE = 141  # the reader of our standard output went away, as with any filter
+    TERMINATED = 143  # by SIGTERM
 
 
 # The first row whose class matches the error decides. The third column is a hint for the user.

@@ -31,7 +31,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="A replicated, durable log store: run bookies, write and read ledgers, measure.",
     epilog="Exit codes: 0 ok, 1 failure, 2 usage, 3 not found, 4 unavailable or no answer in time, "
-    "5 data damaged, 130 interrupted, 141 the reader of our output went away.",
+    "5 data damaged, 130 interrupted, 141 the reader of our output went away, 143 ended by SIGTERM.",
 )
 
 

@@ -12,6 +12,7 @@ shell's history.
 import asyncio
 import enum
 import inspect
+import math
 import os
 import signal
 import sys
@@ -152,7 +153,12 @@ class Command(TyperCommand):
         if not ctx.resilient_parsing and not {"-h", "--help"} & set(args):
             names = [str(one.name) for one in self.params]
             ctx.default_map = settings_of(ctx).defaults_of(command_path(ctx), names)
-        return super().parse_args(ctx, args)
+        left = super().parse_args(ctx, args)
+        for one in self.params:
+            value = ctx.params.get(one.name)
+            if isinstance(value, float) and not math.isfinite(value):  # no bound of an option refuses NaN
+                usage_error(f"{one.opts[0]} {value} is not a finite number")
+        return left
 
     def get_params(self, ctx: Any) -> list[Any]:
         return _hide_types_of_flags(super().get_params(ctx))
@@ -242,12 +248,36 @@ def _run_coroutine(loop: Loop, coroutine: Coroutine[Any, Any, Any]) -> Any:
             pass
         else:
             factory = uvloop.new_event_loop
+    running = _until_terminated(coroutine)
     try:
         tune_gc()
         with asyncio.Runner(loop_factory=factory) as runner:
-            return runner.run(coroutine)
+            return runner.run(running)
     finally:
-        coroutine.close()  # of a command that was interrupted before it began; else this does nothing
+        running.close()  # of a command that was interrupted before it began; else this does nothing
+        coroutine.close()
+
+
+async def _until_terminated(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Run a command. SIGTERM cancels it as Ctrl-C does: it ends its output, and undoes what it had begun.
+
+    Commands with a `stop_event` have a handler of their own.
+    """
+    task, is_terminated = asyncio.current_task(), False
+    assert task is not None
+
+    def terminate() -> None:
+        nonlocal is_terminated
+        is_terminated = True
+        task.cancel()
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, terminate)
+    try:
+        return await coroutine
+    except asyncio.CancelledError:
+        if is_terminated:
+            return Exit.TERMINATED
+        raise
 
 
 def report(error: Exception, *, debug: bool = False) -> int:

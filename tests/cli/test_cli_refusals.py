@@ -19,17 +19,20 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_an_interrupted_write_says_how_to_recover_its_ledger(cli: Cli) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_write_says_how_to_recover_its_ledger(
+    cli: Cli, number: signal.Signals, code: int
+) -> None:
     process = cli.start("ledger", "write", "-")
     try:
         assert process.stderr is not None
         ledger = process.stderr.readline().decode().split()[-1]
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         _, error = process.communicate(timeout=TIMEOUT_S)
     finally:
         process.kill()
         process.communicate()
-    assert process.returncode == 130
+    assert process.returncode == code
     assert f"ledger {ledger} stays OPEN" in error.decode()
     assert f"bookie-aio ledger recover {ledger}" in error.decode()
     assert cli.rows("ledger", "show", ledger)["state"] == "OPEN"
