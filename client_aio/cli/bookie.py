@@ -67,8 +67,9 @@ from metadata.backends.uri import open_store
 from metadata.errors import (
     BookieUnavailableError,
     BookKeeperError,
+    MalformedFrameError,
 )
-from metadata.ids import check_bookie_id
+from metadata.ids import MALFORMED, check_bookie_id
 from metadata.store import MetadataStore
 
 if TYPE_CHECKING:
@@ -627,4 +628,8 @@ async def _show_info(invocation: Invocation, bookie_id: str, address: str) -> No
         _, body = await connection.call(Info(), Done, timeout_s=_CALL_TIMEOUT_S)
     finally:
         connection.close()
-    invocation.output.document(json.loads(bytes(body)))
+    try:
+        document = dict(json.loads(bytes(body)))
+    except MALFORMED as error:
+        raise MalformedFrameError(f"{address} tells of itself what is no JSON object: {error}") from error
+    invocation.output.document(document)

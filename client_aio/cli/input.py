@@ -7,6 +7,7 @@ names.
 """
 
 import asyncio
+import errno
 import os
 import signal
 import stat
@@ -14,7 +15,6 @@ import sys
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
-from pathlib import Path
 
 import typer
 
@@ -26,6 +26,8 @@ from metadata.text import escape
 
 _CHUNK_BYTES = 1024 * 1024
 _CHUNKS_AHEAD = 4
+_ENTRY_BYTES_MAX = 8 * _CHUNK_BYTES
+"""The writer refuses an entry of this size. So an input without newlines need not fit into memory."""
 
 
 async def read_chunks(path: str) -> AsyncGenerator[bytes, None]:
@@ -101,13 +103,22 @@ def cut(data: bytes, chunk_bytes: int | None, keep_newline: bool) -> tuple[list[
 
 
 def size_of(source: str) -> int | None:
-    """Return a file's size in bytes; None for a pipe, a terminal or standard input."""
+    """Return a file's size in bytes; None for a pipe, a terminal or standard input.
+
+    Raises:
+        InvalidArgumentError: it cannot be read. Commands call this before they change anything.
+    """
     if source == "-":
         return None
-    path = Path(source)
-    if not path.exists() or path.is_dir():
-        usage_error(f"{source} is not a file that could be read")
-    return path.stat().st_size if path.is_file() else None
+    try:
+        found = os.stat(source)
+    except OSError as error:
+        usage_error(f"{source} is not a file that could be read: {error.strerror}")
+    if stat.S_ISDIR(found.st_mode):
+        usage_error(f"{source} is not a file that could be read: it is a directory")
+    if not os.access(source, os.R_OK):
+        usage_error(f"{source} is not a file that could be read: {os.strerror(errno.EACCES)}")
+    return found.st_size if stat.S_ISREG(found.st_mode) else None
 
 
 async def read_batches(
@@ -115,13 +126,17 @@ async def read_batches(
 ) -> AsyncGenerator[list[bytes], None]:
     """Yield lists of entries to write, as they arrive; a pipe's first lines do not wait for more."""
     rest: list[bytes] = []
+    held = 0
     async with aclosing(read_chunks(source)) as chunks:
         async for data in chunks:
-            if chunk_bytes is None and b"\n" not in data:
-                rest.append(data)  # a long line is joined once: joining at every part would be quadratic
+            held += len(data)
+            has_end = b"\n" in data if chunk_bytes is None else held >= chunk_bytes
+            if not has_end and held < _ENTRY_BYTES_MAX:
+                rest.append(data)  # a long entry is joined once: joining at every part would be quadratic
                 continue
-            entries, left = cut(b"".join([*rest, data]), chunk_bytes, keep_newline)
-            rest = [left]
+            whole = b"".join([*rest, data])
+            entries, left = cut(whole, chunk_bytes, keep_newline) if has_end else ([whole], b"")
+            rest, held = [left], len(left)
             if entries:
                 yield entries
     if any(rest):
@@ -132,12 +147,16 @@ def ask(question: str, *, is_answered: bool) -> None:
     """Ask on a terminal, and abort the command unless the answer is yes."""
     if is_answered or not sys.stdin.isatty():
         return
-    # The event loop's own handler would act on Ctrl-C only after the question was answered.
-    of_the_loop = signal.signal(signal.SIGINT, signal.default_int_handler)
+    # The event loop's own handlers would act on Ctrl-C and SIGTERM only after the question was answered.
+    of_the_loop = {
+        signal.SIGINT: signal.signal(signal.SIGINT, signal.default_int_handler),
+        signal.SIGTERM: signal.signal(signal.SIGTERM, signal.SIG_DFL),
+    }
     try:
         typer.confirm(escape(question), abort=True, err=True)
     finally:
-        signal.signal(signal.SIGINT, of_the_loop)
+        for number, handler in of_the_loop.items():
+            signal.signal(number, handler)
 
 
 async def delete_each(

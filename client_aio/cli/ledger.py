@@ -44,11 +44,12 @@ from client_aio.cli.text import (
     text_of_repair,
     verification_text,
 )
-from client_aio.config import MIB
+from client_aio.config import MIB, ClientConfig
 from client_aio.core.log_chain import owner_of
 from metadata.access.bookies import available_bookies, registered_bookies
 from metadata.backends.uri import open_store
 from metadata.errors import MetadataCorruptError
+from metadata.ids import LEDGER_ID_MAX
 from metadata.model.ledger import DIGEST_CRC, DIGEST_HMAC, LedgerMetadata
 
 app = typer.Typer(no_args_is_help=True, help="Write, read and look after ledgers.")
@@ -120,6 +121,8 @@ NewlineAsWritten = Annotated[
     ),
 ]
 
+_ID_DIGITS_MAX = len(str(LEDGER_ID_MAX))
+
 CUT_INTO_LINES = {"bookie-aio.cut": b"lines"}
 """Custom metadata of a ledger whose entries are lines without their newlines: `cat` adds the newlines."""
 
@@ -141,7 +144,19 @@ class Quorums(TypedDict):
 
 def name_or_id(text: str) -> str | int:
     """Return the id in a text, or the name: no name begins with a digit."""
-    return int(text) if text.isdecimal() else text
+    if not (text.isascii() and text.isdecimal()):
+        return text
+    if len(text) > _ID_DIGITS_MAX:
+        usage_error(f"ledger id {text[:40]} is above the highest one, {LEDGER_ID_MAX}")
+    return int(text)
+
+
+def check_input(invocation: Invocation, source: str, chunk_bytes: int | None = None) -> int | None:
+    """Return the size of an input, as `size_of` does; refuse chunks that no entry has room for."""
+    limit = invocation.settings.made("client", ClientConfig).entry_bytes_max
+    if chunk_bytes is not None and chunk_bytes > limit:
+        usage_error(f"--chunk-bytes {chunk_bytes:,} is above the limit of an entry, {limit:,} bytes")
+    return size_of(source)
 
 
 def is_cut_into_lines(metadata: LedgerMetadata) -> bool:
@@ -226,6 +241,8 @@ async def takeover(
     With --trim-before and neither FILE nor --seal this is `ledger trim`: the writer goes on.
     """
     output, which, password = invocation.output, name_or_id(ledger_id), password_of(password_file)
+    if source is not None:
+        check_input(invocation, source)  # before the writer is shut out
     async with invocation.connect(placement=placement.policy) as client:
         if trim_before is not None:  # first: this may free the space that the takeover needs
             first_entry = await client.trim_unbounded_ledger(which, trim_before, password=password)
@@ -303,7 +320,7 @@ async def write(
 
     If it is interrupted, or reading or writing fails, the ledger stays OPEN with what was written.
     """
-    size_of(source)  # a usage error for a missing file, before a ledger is created
+    check_input(invocation, source, chunk_bytes)  # before a ledger is created
     output = invocation.output
     custom_metadata = custom_of(custom)
     if chunk_bytes is None and not keep_newline:

@@ -9,7 +9,7 @@ import typer
 
 from client_aio.cli.completion import complete_bookies
 from client_aio.cli.exit_codes import Exit
-from client_aio.cli.options import Invocation, command
+from client_aio.cli.options import Invocation, command, usage_error
 from client_aio.config import MIB, AutoRecoveryConfig
 from metadata.access.bookies import (
     DRAINING,
@@ -140,6 +140,8 @@ async def decommission(
     bookie stops, and its id is never used again. May be interrupted anywhere, and run again: it goes on.
     Refused where a ledger has no other bookie to move to.
     """
+    if cancel and dry_run:
+        usage_error("--cancel takes the order back, and --dry-run changes nothing: give one of the two")
     if cancel:
         return await _cancel(invocation, bookie)
     return await _drain(

@@ -11,7 +11,7 @@ import typer
 import client_aio
 from client_aio.cli.completion import complete_logs
 from client_aio.cli.exit_codes import Exit
-from client_aio.cli.input import ask, delete_each, read_batches, size_of
+from client_aio.cli.input import ask, delete_each, read_batches
 from client_aio.cli.ledger import (
     CUT_INTO_LINES,
     AckQuorum,
@@ -21,6 +21,7 @@ from client_aio.cli.ledger import (
     Newline,
     NewlineAsWritten,
     WriteQuorum,
+    check_input,
     is_cut_into_lines,
     protection,
     put_bytes,
@@ -93,7 +94,7 @@ async def append(
     `log cat` ends records that were lines with a newline again. If this is interrupted, what was written
     stays in the log.
     """
-    size, output, count = size_of(source), invocation.output, 0
+    size, output, count = check_input(invocation, source, chunk_bytes), invocation.output, 0
     async with (
         invocation.connect(placement=placement.policy) as client,
         client.open_log(

@@ -14,6 +14,7 @@ import codecs
 import enum
 import io
 import json
+import math
 import os
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
@@ -221,8 +222,20 @@ class Output:
 
 def _json(value: Any, indent: int | None = None) -> str:
     is_unicode = (sys.stdout.encoding or "").lower().startswith("utf")
-    text = json.dumps(value, indent=indent, default=_plain, ensure_ascii=not is_unicode)
+    try:
+        text = json.dumps(value, indent=indent, default=_plain, ensure_ascii=not is_unicode, allow_nan=False)
+    except ValueError:
+        text = json.dumps(_finite(value), indent=indent, default=_plain, ensure_ascii=not is_unicode)
     return escape(text, keep="\n")
+
+
+def _finite(value: Any) -> Any:
+    """Return a value with texts in the place of infinity and NaN, which JSON does not have."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {key: _finite(each) for key, each in value.items()}
+    return [_finite(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def _plain(value: Any) -> Any:

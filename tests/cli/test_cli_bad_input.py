@@ -70,6 +70,41 @@ def test_missing_file_is_named(cli: Cli, tmp_path: Path) -> None:
         assert path in refusal(cli, "ledger", "write", path, code=2)
 
 
+def test_an_input_is_looked_at_before_a_ledger_is_made_or_taken_over(cli: Cli) -> None:
+    cli.run("ledger", "create", "--unbounded", "looked-at")
+    before = cli.run("ledger", "list", "-o", "json")
+    assert "/nowhere" in refusal(cli, "ledger", "takeover", "looked-at", "/nowhere", code=2)
+    assert "/nowhere" in refusal(cli, "log", "append", "never-made", "/nowhere", code=2)
+    for command in (("ledger", "write"), ("log", "append", "never-made")):
+        error = refusal(cli, *command, "-", "--chunk-bytes", str(ENTRY_BYTES_MAX + 1), code=2)
+        assert "--chunk-bytes 4,194,305 is above the limit" in error
+    assert cli.run("ledger", "list", "-o", "json") == before
+    assert "never-made" not in cli.run("log", "list", "--names").decode()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("log", "sweep", "--older-than", "nan"),
+        ("ledger", "repair", "7", "--replace", "b1", "--recover-after", "inf"),
+        ("bookie", "serve", "--dir", "/nowhere", "--weight", "nan"),
+    ],
+)
+def test_numbers_are_finite(arguments: tuple[str, ...]) -> None:
+    assert f"{' '.join(arguments[-2:])} is not a finite number" in refusal(Cli(), *arguments, code=2)
+
+
+def test_a_dry_run_takes_no_order_back(cli: Cli) -> None:
+    assert "--dry-run changes nothing" in refusal(
+        cli, "bookie", "decommission", "b1", "--cancel", "--dry-run", code=2
+    )
+
+
+def test_an_id_that_no_ledger_has_is_wrong_usage(cli: Cli) -> None:
+    assert "above the highest one" in refusal(cli, "ledger", "show", "9" * 5000, code=2)
+    assert "'\u0661'" in refusal(cli, "ledger", "show", "\u0661", code=2), "not the ledger 1"
+
+
 def test_range_beyond_the_end_is_told_with_the_end(cli: Cli) -> None:
     ledger = cli.run("ledger", "write", "-", stdin=b"1\n2\n3\n").decode().strip()
     assert "confirmed, 2" in refusal(cli, "ledger", "cat", ledger, "--to", "3", code=3)

@@ -281,6 +281,12 @@ def test_a_name_with_any_characters_is_kept(user: User) -> None:
     assert "sqlite:///absolute/path" in user.refused("context", "add", "x", "ftp://x")
 
 
+def test_json_has_no_number_that_json_does_not_have(user: User) -> None:
+    user.writes("client.add_timeout_s = inf\nclient.read_timeout_s = nan\n")
+    shown = user.shown()
+    assert [shown[f"client.{name}_timeout_s"][0] for name in ("add", "read")] == ["inf", "nan"]
+
+
 def test_what_makes_a_bookie_or_a_cluster_passes_over_the_context(user: User, tmp_path: Path) -> None:
     user.run("context", "add", "prod", f"sqlite://{tmp_path}/prod.db")
     for command in (("serve", "--listen", "127.0.0.1:0"), ("format", "--new-cluster")):

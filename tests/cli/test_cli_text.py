@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -15,7 +16,7 @@ from client_aio.admin.replicas import Replica
 from client_aio.autorecovery.survey import AutoRecoveryState, BookieReport, ClusterSurvey
 from client_aio.cli.bench import LatencyBuckets, take_oldest
 from client_aio.cli.exit_codes import Exit, describe, exit_code_of
-from client_aio.cli.input import cut
+from client_aio.cli.input import cut, read_batches
 from client_aio.cli.text import (
     custom_of,
     draw_ledger,
@@ -30,6 +31,9 @@ from client_aio.core.audit import Condition, Problem
 from metadata import errors
 from metadata.access.repair_tasks import RepairTask, TaskRef, WorkerRecord
 from metadata.model.ledger import LedgerMetadata
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def _ledger() -> LedgerMetadata:
@@ -147,6 +151,16 @@ def test_cutting_loses_nothing(data: bytes, size: int, keep: bool) -> None:
     lines, rest = cut(data, None, keep)
     assert b"".join(line if keep else line + b"\n" for line in lines) + rest == data
     assert b"\n" not in rest
+
+
+async def test_an_input_without_newlines_is_not_held_as_a_whole(tmp_path: Path) -> None:
+    path = tmp_path / "zeros"
+    with path.open("wb") as file:
+        file.truncate(20 * 2**20)
+    sizes = [len(entry) async for batch in read_batches(str(path), None, False) for entry in batch]
+    assert sizes == [8 * 2**20, 8 * 2**20, 4 * 2**20]
+    sizes = [len(entry) async for batch in read_batches(str(path), 3_000_000, False) for entry in batch]
+    assert sizes == [3_000_000] * 6 + [20 * 2**20 - 18_000_000]
 
 
 def test_percentiles_are_within_two_percent() -> None:
