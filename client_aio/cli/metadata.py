@@ -1,27 +1,31 @@
 """`bookie-aio metadata`: a cluster's metadata as a file of JSON lines, and back into any store."""
 
+import asyncio
 import json
 import os
 import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import Path
 from typing import IO, Annotated
 
 import typer
 
-from client_aio.cli.input import ask, read_chunks
-from client_aio.cli.options import Invocation, command
+from client_aio.cli.input import ask, read_chunks, size_of
+from client_aio.cli.options import Invocation, command, usage_error
+from client_aio.cli.output import Output
 from client_aio.config import MIB
-from metadata.access.dump import LINE_BYTES_MAX, Restore, check_dump, dump, foreign_names
+from metadata.access.dump import LINE_BYTES_MAX, DumpSummary, Restore, dump, foreign_names, read_dump
 from metadata.backends.uri import open_store
 from metadata.errors import NoSuchClusterError
 
 app = typer.Typer(no_args_is_help=True, help="Dump a cluster's metadata as JSON lines, and restore a dump.")
 
 File = Annotated[str, typer.Argument(metavar="FILE|-", help="The dump; - for a pipe.", show_default=False)]
+
+_KEYS_AT_ONCE = 1000
 
 
 @command(app, "dump")
@@ -33,10 +37,11 @@ async def dump_(invocation: Invocation, file: File) -> None:
     replaced when the dump is complete, and not before.
     """
     output, last, size, keys = invocation.output, b"", 0, 0
+    path = None if file == "-" else _target(file)
     async with (
         await open_store(invocation.metadata_uri) as store,
         output.tracking("dump") as show,
-        _written(file) as target,
+        _written(path) as target,
         aclosing(dump(store, now_ms=time.time_ns() // 1_000_000)) as lines,
     ):
         for name in await foreign_names(store):
@@ -55,34 +60,40 @@ async def dump_(invocation: Invocation, file: File) -> None:
         output.document({"file": file, "bytes": size, **row}, text=f"{file}: {text}")
 
 
+def _target(file: str) -> Path:
+    """Return the path of the dump. It would take the place of a device or a pipe, so those are refused."""
+    path = Path(os.path.realpath(file))
+    if not path.parent.is_dir():
+        usage_error(f"{file} cannot be written: {path.parent} is no directory")
+    if path.exists() and not path.is_file():
+        usage_error(f"{file} is no regular file: name one, or - for a pipe")
+    return path
+
+
 @asynccontextmanager
-async def _written(file: str) -> AsyncIterator[IO[bytes]]:
-    """Yield a file to write; it takes its name when it is complete, and durable."""
-    if file == "-":
+async def _written(path: Path | None) -> AsyncIterator[IO[bytes]]:
+    """Yield a file to write; it takes its name when it is complete, and durable. None: standard output."""
+    if path is None:
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
         return
-    path = Path(file)
-    draft = path.with_name(f"{path.name}.new")
+    # For no other user of the machine, as the embedded store is. Two dumps to one file have a draft each.
+    descriptor, draft = tempfile.mkstemp(".new", f"{path.name}.", path.parent)
     try:
-        with _created(draft) as target:
+        with os.fdopen(descriptor, "wb") as target:
             yield target
             target.flush()
             os.fsync(target.fileno())
-        draft.replace(path)
+        os.replace(draft, path)
     except BaseException:
-        draft.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            os.unlink(draft)
         raise
     directory = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(directory)
     finally:
         os.close(directory)
-
-
-def _created(path: Path) -> IO[bytes]:
-    """Create a file for no other user of the machine, as the embedded store is."""
-    return open(path, "wb", opener=lambda name, flags: os.open(name, flags, 0o600))
 
 
 @command(app, "restore")
@@ -113,9 +124,9 @@ async def restore(
     After it start all bookies before any client. If the dump is older than what the bookies hold, they find
     that, give no id out twice, and drop nothing. `bookie accept-metadata` then has the last word.
     """
-    output = invocation.output
-    with _source(file) as source:
-        if file == "-":
+    output, size = invocation.output, size_of(file)
+    with _source(file, size) as source:
+        if size is None:
             async with aclosing(read_chunks(file)) as chunks:
                 async for data in chunks:
                     source.write(data)
@@ -125,7 +136,7 @@ async def restore(
             while line := source.readline(LINE_BYTES_MAX + 1):
                 yield line
 
-        summary = check_dump(lines())
+        summary = await _check(output, lines())
         if dry_run:
             await _check_target(invocation.metadata_uri, Restore(lines, summary), clear=clear)
             text = (
@@ -145,6 +156,7 @@ async def restore(
                 clear=clear,
                 least_id=least_id,
                 on_progress=lambda done: show(done, summary.keys, "keys"),
+                on_clear=lambda removed: show(removed, None, "keys removed"),
             )
     figures = {
         "counter": counter,
@@ -154,6 +166,19 @@ async def restore(
     }
     text = f"restored: {summary.keys:,} keys, {summary.ledgers:,} ledgers; the next ledger id is {counter:,}"
     output.document({**summary._asdict(), "dry_run": False, **figures}, text=text)
+
+
+async def _check(output: Output, lines: Iterator[bytes]) -> DumpSummary:
+    """Read a dump to its end, and return its summary. Ctrl-C ends it meanwhile."""
+    async with output.tracking("check") as show:
+        items = enumerate(read_dump(lines))
+        while True:
+            number, item = next(items)
+            if isinstance(item, DumpSummary):
+                return item
+            if number % _KEYS_AT_ONCE == 0:
+                show(number, None, "keys checked")
+                await asyncio.sleep(0)
 
 
 async def _check_target(uri: str, restoring: Restore, *, clear: bool) -> None:
@@ -166,8 +191,6 @@ async def _check_target(uri: str, restoring: Restore, *, clear: bool) -> None:
         await restoring.look(store, clear=clear)
 
 
-def _source(file: str) -> IO[bytes]:
-    """Open the dump; a pipe is kept in an unnamed file, since it is read twice."""
-    if file == "-":
-        return tempfile.TemporaryFile()
-    return Path(file).open("rb")
+def _source(file: str, size: int | None) -> IO[bytes]:
+    """Open the dump; a pipe, which has no size, is kept in an unnamed file, since it is read twice."""
+    return tempfile.TemporaryFile() if size is None else Path(file).open("rb")

@@ -233,12 +233,17 @@ async def _records(store: MetadataStore) -> AsyncGenerator[tuple[str, bytes], No
 async def dump(store: MetadataStore, *, now_ms: int) -> AsyncGenerator[bytes, None]:
     """Yield the lines of a dump, each with its newline. Memory holds some values, and the pages of one list.
 
+    After an error the dump has no last line, and is refused.
+
     Raises:
         NoSuchClusterError: the store holds no cluster.
-        MetadataUnavailableError: the store does not answer. The dump has no last line then, and is refused.
+        MetadataUnavailableError: the store does not answer.
+        MetadataCorruptError: a value is no JSON. No store takes it, so the dump could not be restored.
+        InvalidTransitionError: the store was cleared meanwhile, so the dump lacks keys.
     """
     digest, keys, ledgers = hashlib.sha256(), 0, 0
     cluster = await find_cluster(store)
+    before = await _of_cluster(store)
     head = {
         "format": DUMP_FORMAT,
         "dump": DUMP_KIND,
@@ -256,10 +261,31 @@ async def dump(store: MetadataStore, *, now_ms: int) -> AsyncGenerator[bytes, No
         async for key, value in records:
             keys += 1
             ledgers += key.startswith(f"{KEY_LEDGERS}/")
-            yield line({"key": key, "value": value.decode()})
+            yield line({"key": key, "value": _text_of(key, value)})
+    if before is None or await _of_cluster(store) != before:
+        raise InvalidTransitionError(
+            "another dump was restored to the store while this one was made: it lacks keys, so make it again"
+        )
     ids = {LEDGER_SEQUENCE: await store.ids_drawn(LEDGER_SEQUENCE)}
     sums = {"end": True, "keys": keys, "ledgers": ledgers, "ids": ids}
     yield line({**sums, "sha256": digest.hexdigest()})
+
+
+async def _of_cluster(store: MetadataStore) -> Versioned | None:
+    """Return the record that a restore removes first, and writes last; None where it is not there."""
+    await store.sync(KEY_CLUSTER)
+    with suppress(NoSuchKeyError):
+        return await store.read(KEY_CLUSTER)
+    return None
+
+
+def _text_of(key: str, value: bytes) -> str:
+    try:
+        return check_value(value).decode()
+    except InvalidArgumentError as error:
+        raise MetadataCorruptError(
+            f"the key {key!r} is damaged, and no store would take it from a dump: {error}"
+        ) from error
 
 
 class DumpSummary(NamedTuple):
@@ -310,7 +336,7 @@ def read_dump(lines: Iterator[bytes]) -> Iterator[tuple[str, bytes] | DumpSummar
             ledgers += key.startswith(f"{KEY_LEDGERS}/")
             counter = max(counter, _least_id(number, key, value))
             if key == KEY_CLUSTER:
-                instance_ids.append(json.loads(value).get("instance_id"))
+                instance_ids.append(_instance_id(number, value))
             yield key, value
         digest.update(text)
     raise MetadataCorruptError(
@@ -390,6 +416,13 @@ def _least_id(number: int, key: str, value: bytes) -> int:
         raise MetadataCorruptError(f"line {number} of the dump: {error}") from error
 
 
+def _instance_id(number: int, value: bytes) -> str:
+    try:
+        return ClusterRecord.from_json(value).instance_id
+    except MetadataCorruptError as error:
+        raise MetadataCorruptError(f"line {number} of the dump: {error}") from error
+
+
 @dataclass(frozen=True, slots=True)
 class RestoreMark(Record):
     """The restore that is under way in a store: `restore`."""
@@ -447,6 +480,7 @@ class Restore:
         clear: bool = False,
         least_id: int = 0,
         on_progress: Callable[[int], None] = lambda _: None,
+        on_clear: Callable[[int], None] = lambda _: None,
     ) -> int:
         """Restore; a restore of the same dump that was interrupted goes on.
 
@@ -454,6 +488,7 @@ class Restore:
             clear: remove all that the store holds first.
             least_id: ledger ids below this one are not given out any more, beside those of the dump.
             on_progress: called with the number of keys that are there.
+            on_clear: called before, with the number of keys that were removed.
 
         Returns:
             The lowest ledger id that will be given out.
@@ -471,7 +506,7 @@ class Restore:
             mark, guard = target.marked
             if not target.is_written:
                 if mark.phase == _CLEARING:
-                    await self._clear(store, guard)
+                    await self._clear(store, guard, on_clear)
                     writing = replace(mark, phase=_WRITING).to_json()
                     version = await store.compare_and_set(KEY_RESTORE, writing, guard.version)
                     guard = guard._replace(version=version)
@@ -490,11 +525,12 @@ class Restore:
             InvalidTransitionError: the store is not empty, is in use, or is in the middle of another restore.
         """
         await store.sync("")
-        running = await store.children(KEY_AVAILABLE)
-        if running:
-            raise InvalidTransitionError(
-                f"bookies {', '.join(running)} run on this store: stop all bookies and clients first"
-            )
+        for what, key in (("bookies", KEY_AVAILABLE), ("workers of auto recovery", KEY_REPAIR_WORKERS)):
+            running = await store.children(key)
+            if running:
+                raise InvalidTransitionError(
+                    f"{what} {', '.join(running)} run on this store: stop all bookies and clients first"
+                )
         foreign = await foreign_names(store)
         if foreign:
             raise InvalidTransitionError(
@@ -508,8 +544,10 @@ class Restore:
                 "a restore of another dump was interrupted in this store: run it again with that dump, or "
                 "restore into another, empty root"
             )
+        is_begun = mark is not None
         with suppress(NoSuchKeyError):
             cluster = ClusterRecord.from_json((await store.read(KEY_CLUSTER)).value)
+            is_begun = False  # Its record is removed first. The cluster may have lived since the mark.
             if mark is not None and mark.phase == _WRITING:
                 if cluster.instance_id != self._summary.instance_id:
                     raise InvalidTransitionError(
@@ -518,7 +556,7 @@ class Restore:
                     )
                 return Target(marked, is_empty=False, is_written=True)
         present = await _first_key(store)
-        if present is not None and mark is None and not clear:
+        if present is not None and not is_begun and not clear:
             raise InvalidTransitionError(
                 f"the store is not empty, it has the key {present!r}: name an empty root, or clear this one "
                 "(--clear)"
@@ -540,7 +578,7 @@ class Restore:
             raise
         return target._replace(marked=Marked(mark, Guard(KEY_RESTORE, version)))
 
-    async def _clear(self, store: MetadataStore, guard: Guard) -> None:
+    async def _clear(self, store: MetadataStore, guard: Guard, on_clear: Callable[[int], None]) -> None:
         """Remove all keys; the cluster's record first, so that nobody opens what is half removed.
 
         Each removal depends on the mark. A run that was stopped may go on after another run has ended, and
@@ -557,6 +595,7 @@ class Restore:
         async with aclosing(_kept_keys(store)) as keys:
             async for key in keys:
                 self.keys_removed += await remove(key)
+                on_clear(self.keys_removed)
 
     async def _write(self, store: MetadataStore, guard: Guard, on_progress: Callable[[int], None]) -> None:
         """Write all keys, and then the cluster's record, which lets others in."""

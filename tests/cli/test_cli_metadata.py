@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import stat
 from typing import TYPE_CHECKING, Any
 
@@ -64,3 +65,26 @@ async def test_an_older_dump_is_restored_elsewhere_and_no_id_is_given_out_twice(
         (event,) = (await SetBacks.read(client._context.ledgers.store)).events
         assert (event.counter, event.answered) == (drawn - 32, [])
         assert forgotten < event.raised_to, "so its entries stay until an operator says otherwise"
+
+
+async def test_a_dump_is_read_from_a_pipe_by_its_name_and_written_over_no_device(tmp_path: Path) -> None:
+    (tmp_path / "new").mkdir()
+    cli = Cli(f"sqlite://{tmp_path / 'metadata.db'}")
+    await command(cli, "bookie", "format", "--new-cluster", "--dir", str(tmp_path / "b"))
+    os.mkfifo(fifo := tmp_path / "fifo")
+    for target in (fifo, tmp_path, tmp_path / "nowhere" / "dump"):
+        _, error = await command(cli, "metadata", "dump", str(target), code=2)
+        assert str(target).encode() in error
+    assert stat.S_ISFIFO(fifo.stat().st_mode)
+    (tmp_path / "latest").symlink_to(tmp_path / "dump")
+    await command(cli, "metadata", "dump", str(tmp_path / "latest"))
+    dumped = (tmp_path / "dump").read_bytes()
+    assert not [name for name in os.listdir(tmp_path) if name.endswith(".new")]
+
+    elsewhere = Cli(f"sqlite://{tmp_path / 'new' / 'metadata.db'}")
+    for source in (tmp_path, tmp_path / "nowhere"):
+        _, error = await command(elsewhere, "metadata", "restore", str(source), code=2)
+        assert str(source).encode() in error
+    restoring = asyncio.create_task(command(elsewhere, "metadata", "restore", str(fifo), "-o", "json"))
+    await asyncio.to_thread(fifo.write_bytes, dumped)
+    assert json.loads((await restoring)[0])["dry_run"] is False

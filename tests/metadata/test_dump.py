@@ -35,7 +35,7 @@ from tests.support.links import ClientStore
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
-    from metadata.store import Guard, MetadataStore, Version
+    from metadata.store import Guard, MetadataStore, Version, Versioned
     from tests.metadata.conftest import Backend
 
 LEDGERS = 1200
@@ -160,6 +160,7 @@ async def test_what_is_not_to_be_understood_is_refused_with_its_line() -> None:
             "has format 2, and this release reads 1",
         ),
         ([*lines, lines[2]], MetadataCorruptError, f"line {len(lines) + 1} of the dump lies behind"),
+        (changed(3, record(key="cluster", value="[]")), MetadataCorruptError, "line 3 of the dump: "),
         (
             resealed([line for line in lines if b'"key":"cluster"' not in line]),
             MetadataCorruptError,
@@ -241,6 +242,65 @@ async def test_a_store_that_is_not_empty_is_refused_and_cleared_only_when_that_i
     await store.create("app/x", b"{}")
     with pytest.raises(InvalidTransitionError, match="none of a cluster's, such as 'app'"):
         await restore_of(lines).run(store, clear=True)
+
+
+async def test_a_cluster_that_may_have_lived_since_the_mark_is_cleared_only_when_that_is_asked_for() -> None:
+    store, first = in_memory(), in_memory()
+    for each in (store, first):
+        await fill(each)
+    await store.delete(available_key("b1"))
+    lines = await lines_of(first)
+    mark = {"format": 1, "sha256": check_dump(iter(lines)).sha256, "phase": "clearing"}
+    await store.create(KEY_RESTORE, json.dumps(mark).encode())
+    await store.create("logs/newer", b"{}")
+    with pytest.raises(InvalidTransitionError, match="is not empty"):
+        await restore_of(lines).run(store)
+    removed: list[int] = []
+    await restore_of(lines).run(store, clear=True, on_clear=removed.append)
+    assert removed[-1] > LEDGERS
+    assert await lines_of(store) == lines
+
+
+async def test_a_worker_of_auto_recovery_uses_the_store() -> None:
+    store, first = in_memory(), in_memory()
+    await fill(first)
+    await store.register("autorecovery/workers/w1", b"{}")
+    with pytest.raises(InvalidTransitionError, match="workers of auto recovery w1 run on this store"):
+        await restore_of(await lines_of(first)).run(store)
+
+
+@pytest.mark.parametrize("is_restored", [False, True])
+async def test_a_store_that_is_cleared_while_it_is_dumped_gives_no_dump(is_restored: bool) -> None:
+    store = in_memory()
+    await fill(store)
+    lines: list[bytes] = []
+
+    async def dump_and_clear() -> None:
+        async for line in dump(store, now_ms=1):
+            lines.append(line)
+            if len(lines) == 3:
+                record, version = await store.read(KEY_CLUSTER)
+                await store.delete(KEY_CLUSTER, version, keeps_place=True)
+                if is_restored:
+                    await store.create(KEY_CLUSTER, record)
+
+    with pytest.raises(InvalidTransitionError, match="was restored to the store"):
+        await dump_and_clear()
+    with pytest.raises(MetadataCorruptError, match="without its last line"):
+        check_dump(iter(lines))
+
+
+async def test_a_value_that_no_store_would_take_is_named_when_it_is_dumped() -> None:
+    store = in_memory()
+    await fill(store)
+
+    async def read(key: str) -> Versioned:
+        found = await MemoryMetadataStore.read(store, key)
+        return found._replace(value=b"\xff") if key == "logs/orders" else found
+
+    store.read = read  # type: ignore[method-assign]
+    with pytest.raises(MetadataCorruptError, match="the key 'logs/orders' is damaged"):
+        await lines_of(store)
 
 
 class StoppingStore(ClientStore):
