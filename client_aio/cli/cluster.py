@@ -41,7 +41,14 @@ from client_aio.cli import local_control
 from client_aio.cli.completion import complete_bookies
 from client_aio.cli.exit_codes import BookieStartError, Exit, exit_code_of
 from client_aio.cli.input import ask
-from client_aio.cli.local_control import DIRECTORY, STOP_TIMEOUT_S, control_socket, running_in
+from client_aio.cli.local_control import (
+    DIRECTORY,
+    STOP_TIMEOUT_S,
+    control_socket,
+    read_record,
+    record_of,
+    running_in,
+)
 from client_aio.cli.options import (
     LOST_BOOKIE_DELAY_S,
     Invocation,
@@ -272,13 +279,13 @@ class LocalCluster:
                 if process is not None:
                     await self._stop([(bookie_id, process)])
                 bookie.pid = None
-                self._record()
+                self._record_again()
                 if self._stopping:
                     raise InvalidArgumentError("the cluster is stopping")
                 await self._start(bookie)
             finally:
                 self._restarting.discard(bookie_id)
-        self._record()
+        self._record_again()
         self._report(f"bookie {bookie_id} was restarted (pid {bookie.pid})")
         return bookie
 
@@ -291,10 +298,13 @@ class LocalCluster:
         try:
             asked = json.loads(await reader.readline())
             answer = (await self.restart(asked["restart"])).row()
-        except BookKeeperError as error:
+        except (BookKeeperError, OSError) as error:
             answer = {"error": str(error), "exit_code": int(exit_code_of(error))}
         except (ValueError, KeyError, TypeError):
             answer = {"error": "the request is not understood", "exit_code": int(Exit.USAGE)}
+        except BaseException:
+            writer.close()  # else the other side waits for ever
+            raise
         with contextlib.suppress(OSError):
             writer.write(json.dumps(answer).encode() + b"\n")
             await writer.drain()
@@ -321,7 +331,7 @@ class LocalCluster:
         for bookie in self.bookies:
             bookie.pid = None
         if self.bookies:
-            self._record()
+            self._record_again()
 
     async def _stop(self, processes: list[tuple[str, asyncio.subprocess.Process]]) -> None:
         for _, process in processes:
@@ -369,6 +379,8 @@ class LocalCluster:
         if not line:
             error = BookieStartError(_start_failure(bookie, log_start), bookie_id=bookie.bookie_id)
             error.exit_code = await process.wait()
+            del self._running[bookie.bookie_id]  # its watcher tries again only while none runs
+            bookie.pid = None
             raise error
         row = json.loads(line)
         bookie.addresses, bookie.http = row["addresses"], row["http"]
@@ -385,7 +397,8 @@ class LocalCluster:
             f"bookie {bookie.bookie_id} (pid {bookie.pid}) {_exit_text(code)}; its log: {bookie.log}"
         )
         bookie.pid = None
-        self._record()
+        self._record_again()
+        told = ""
         while self._restart and not self._stopping:
             await asyncio.sleep(RESTART_DELAY_S)
             with contextlib.suppress(BookKeeperError):
@@ -397,10 +410,12 @@ class LocalCluster:
                     if self._stopping or bookie.bookie_id in self._running:  # restarted by hand meanwhile
                         return
                     await self._start(bookie)
-            except BookKeeperError as error:
-                self._report(f"bookie {bookie.bookie_id} could not be started again: {error}")
+            except (BookKeeperError, OSError) as error:
+                if str(error) != told:
+                    self._report(f"bookie {bookie.bookie_id} could not be started again: {error}")
+                told = str(error)
             else:
-                self._record()
+                self._record_again()
                 self._report(f"bookie {bookie.bookie_id} serves again (pid {bookie.pid})")
                 return
 
@@ -435,7 +450,7 @@ class LocalCluster:
         if not self._stopping:
             self._report(f"the status page (pid {page.process.pid}) {_exit_text(code)}; its log: {page.log}")
             self.page = None
-            self._record()
+            self._record_again()
 
     def _lock(self, name: str) -> bool:
         """Lock a file until the process ends: a descriptor of its own is closed by no destructor."""
@@ -451,16 +466,17 @@ class LocalCluster:
         return True
 
     def _recorded(self) -> dict[str, Any]:
-        path = self._directory / "cluster.json"
         try:
-            document: dict[str, Any] = json.loads(path.read_text())
+            return read_record(self._directory)
         except FileNotFoundError:
             return {}
-        except ValueError as error:
-            raise InvalidArgumentError(f"{path} is not JSON: {error}") from error
-        if document.get("format") != 1:
-            raise InvalidArgumentError(f"{path} has format {document.get('format')!r}; this release reads 1")
-        return document
+
+    def _record_again(self) -> None:
+        """Record what runs now. A full disk ends no watch of a bookie by that."""
+        try:
+            self._record()
+        except OSError as error:
+            self._report(f"cluster.json could not be written: {error.strerror}")
 
     def _record(self) -> None:
         path = self._directory / "cluster.json"
@@ -568,8 +584,12 @@ async def up(
 
 async def _run_until_stopped(cluster: LocalCluster, output: Output) -> None:
     stop = stop_event()
-    await cluster.prepare()
-    starting = asyncio.create_task(cluster.start())
+
+    async def start() -> None:
+        await cluster.prepare()  # it may wait for bookies of an earlier start, and for the metadata store
+        await cluster.start()
+
+    starting = asyncio.create_task(start())
     stopped = asyncio.create_task(stop.wait())
     try:
         await asyncio.wait((starting, stopped), return_when=asyncio.FIRST_COMPLETED)
@@ -610,7 +630,7 @@ async def status(
     lines = []
     if directory is not None:
         pid = running_in(directory)
-        recorded = json.loads((directory / "cluster.json").read_text())
+        recorded = record_of(pid, directory)
         here = {"pid": pid, "processes": recorded["bookies"]}
         lines = [f"`cluster up` runs in {directory} (pid {pid}) with {recorded['metadata']}"]
         lines += [f"  {row['bookie_id']}: {_process_text(row)}" for row in recorded["bookies"]]

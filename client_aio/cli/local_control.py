@@ -21,8 +21,9 @@ from typing import Annotated, Any
 import typer
 
 from client_aio.cli.exit_codes import Exit
-from client_aio.cli.options import Invocation, command
-from metadata.errors import BookieUnavailableError, OperationTimeoutError
+from client_aio.cli.options import Invocation, command, usage_error
+from metadata.errors import BookieUnavailableError, InvalidArgumentError, OperationTimeoutError
+from metadata.ids import MALFORMED
 from metadata.text import escape
 
 app = typer.Typer()
@@ -98,6 +99,46 @@ def running_in(directory: Path) -> int:
     return pid
 
 
+def read_record(directory: Path) -> dict[str, Any]:
+    """Return the content of a directory's cluster.json.
+
+    Raises:
+        FileNotFoundError: no cluster has served there yet.
+        InvalidArgumentError: it is damaged, or of another release.
+    """
+    path = directory / "cluster.json"
+    try:
+        document: dict[str, Any] = json.loads(path.read_bytes())
+        form = document["format"]
+        is_whole = isinstance(document["metadata"], str) and all(
+            isinstance(row["bookie_id"], str) for row in document["bookies"]
+        )
+    except MALFORMED as error:
+        raise InvalidArgumentError(
+            f"{path} is damaged ({error!r}): remove it, and give -n and --metadata as at the first start"
+        ) from error
+    if form != 1 or not is_whole:
+        raise InvalidArgumentError(f"{path} has format {form!r}; this release reads 1")
+    return document
+
+
+def record_of(pid: int, directory: Path) -> dict[str, Any]:
+    """Return what a process that runs a directory's cluster has written to cluster.json.
+
+    Raises:
+        BookieUnavailableError: nothing yet: it is starting.
+    """
+    try:
+        document = read_record(directory)
+    except FileNotFoundError:
+        document = {}
+    if document.get("pid") != pid:  # an earlier process has written it
+        raise BookieUnavailableError(
+            f"the cluster in {directory} is starting, and not all of its bookies serve yet: try again later"
+        )
+    return document
+
+
 LocalDirectory = Annotated[
     Path, typer.Option("--dir", file_okay=False, help="The directory of `cluster up`.")
 ]
@@ -133,7 +174,10 @@ async def restart(
 
     A bookie is stopped cleanly if it runs, and started if it does not. The command returns when it serves.
     """
-    running_in(directory)
+    known = [row["bookie_id"] for row in record_of(running_in(directory), directory)["bookies"]]
+    for bookie in bookies:  # all of them, before the first one is stopped
+        if bookie not in known:
+            usage_error(f"there is no bookie {bookie} here; the bookies are: {', '.join(known)}")
     rows = []
     for bookie in bookies:
         answer = await ask_supervisor(directory, {"restart": bookie})

@@ -335,16 +335,20 @@ class Contexts:
         path = self.path()
         if path is None:
             raise InvalidArgumentError("this user has no folder for contexts: set HOME or XDG_CONFIG_HOME")
-        lines = ["# Written by `bookie-aio context`.", f"use = {json.dumps(self.in_use)}"]
+        lines = ["# Written by `bookie-aio context`.", f"use = {_quoted(self.in_use)}"]
         for name, values in sorted(self.by_name.items()):
-            lines += ["", f"[contexts.{json.dumps(name)}]"]
-            lines += [f"{key} = {json.dumps(value)}" for key, value in values.items()]
+            lines += ["", f"[contexts.{_quoted(name)}]"]
+            lines += [f"{key} = {_quoted(value)}" for key, value in values.items()]
+        try:
+            content = ("\n".join(lines) + "\n").encode()
+        except UnicodeEncodeError:
+            raise InvalidArgumentError(
+                "a context is kept as UTF-8: write other bytes of a path as %FF in its URI"
+            ) from None
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         draft = path.with_suffix(".new")
-        with open(
-            os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8"
-        ) as file:
-            file.write("\n".join(lines) + "\n")
+        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(content)
         draft.replace(path)
 
     def of(self, name: str) -> dict[str, str]:
@@ -353,6 +357,11 @@ class Contexts:
             known = ", ".join(sorted(self.by_name)) or "none"
             raise InvalidArgumentError(f"there is no context {name!r}; the contexts are: {known}")
         return self.by_name[name]
+
+
+def _quoted(text: str) -> str:
+    """Return a string of TOML. JSON writes a character beyond U+FFFF as two, which TOML does not know."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 class Settings:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import resource
 import signal
 import socket
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 
+from client_aio.cli.local_control import supervisor_of
 from tests.support.cli import TIMEOUT_S, Cli, RunningCluster
 
 if TYPE_CHECKING:
@@ -118,6 +121,41 @@ def test_bookie_that_dies_is_started_again_when_asked_for(clusters: Clusters, tm
         assert line, "the end of standard error, and no restart"
     assert running.pids()["b1"] != before
     assert running.cli.run("ledger", "create", "-e", "1").strip().isdigit()
+
+
+def test_bookie_that_fails_to_start_again_is_tried_until_it_can(clusters: Clusters, tmp_path: Path) -> None:
+    running = clusters.start(tmp_path, "-n", "1", "--restart", "--no-autorecovery")
+    assert running.process.stderr is not None
+    with (tmp_path / "b1" / "lock").open("rb") as lock:
+        os.kill(running.pids()["b1"], signal.SIGKILL)
+        fcntl.flock(lock, fcntl.LOCK_EX)  # once the process is gone
+        while b"could not be started again" not in (line := running.process.stderr.readline()):
+            assert line, "the end of standard error, and no failure"
+        assert running.pids()["b1"] is None
+    while b"serves again" not in (line := running.process.stderr.readline()):
+        assert line, "the end of standard error, and no restart"
+
+
+def test_what_waits_for_an_earlier_start_is_told_so_and_stops_when_asked(tmp_path: Path) -> None:
+    with (tmp_path / "processes.lock").open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        process = Cli().start("cluster", "up", "-n", "1", "--dir", str(tmp_path))
+        give_up = time.monotonic() + TIMEOUT_S
+        while supervisor_of(tmp_path) is None:
+            assert time.monotonic() < give_up
+            time.sleep(0.01)  # the end of a process that is not ours is no event
+        error = Cli().run("cluster", "status", "--dir", str(tmp_path), code=4).decode()
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=TIMEOUT_S)
+    assert "is starting" in error
+    assert process.returncode == 0
+
+
+def test_a_record_that_is_damaged_says_what_to_do(tmp_path: Path) -> None:
+    for damaged in ("", "[]", '{"format": 1}', '{"format": 1, "metadata": 5, "bookies": []}'):
+        (tmp_path / "cluster.json").write_text(damaged)
+        error = Cli().run("cluster", "up", "--dir", str(tmp_path), code=2).decode()
+        assert f"{tmp_path / 'cluster.json'}" in error
 
 
 def test_start_that_fails_says_why_and_leaves_nothing_running(clusters: Clusters, tmp_path: Path) -> None:

@@ -71,7 +71,9 @@ def test_a_bookie_that_died_is_started_and_several_take_turns(running: RunningCl
 
 
 def test_a_bookie_that_is_not_there_or_does_not_start_is_told(running: RunningCluster) -> None:
-    error = Cli().run("cluster", "restart", "b9", *here(running), code=2).decode()
+    before = running.pids()
+    error = Cli().run("cluster", "restart", "b1", "b9", *here(running), code=2).decode()
+    assert running.pids() == before, "nothing was done for the first one"
     assert error == "bookie-aio: there is no bookie b9 here; the bookies are: b1, b2\n"
     cookies = {path: path.read_bytes() for path in Path(running.directory / "b1").glob("*cookie*")}
     assert cookies

@@ -274,11 +274,14 @@ def test_contexts_are_added_used_listed_and_removed(user: User, cluster: Running
 
 
 def test_a_name_with_any_characters_is_kept(user: User) -> None:
-    for name in ('a"b', "a.b", "naïve \\", "-"):
+    for name in ('a"b', "a.b", "naïve \\", "-", "🪵"):
         user.run("context", "add", "--use", "--", name, "zk://z:2181/x")
         assert user.shown()["metadata"] == ("zk://z:2181/x", f"context {name}")
     assert "cannot be shown" in user.refused("context", "add", "a\nb", "zk://z:2181/x")
     assert "sqlite:///absolute/path" in user.refused("context", "add", "x", "ftp://x")
+    user.run("context", "add", "--use", "x", "sqlite:///a\x7f🪵")
+    assert user.shown()["metadata"] == ("sqlite:///a\x7f🪵", "context x")
+    assert "as %FF in its URI" in user.refused("context", "add", "x", "sqlite:///\udcff")
 
 
 def test_json_has_no_number_that_json_does_not_have(user: User) -> None:
