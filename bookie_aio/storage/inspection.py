@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from bookie_aio.storage.crash_recovery import Held, RecoveredState
-    from bookie_aio.storage.disk.disk import Disk
+    from bookie_aio.storage.disk.disk import DirectoryLock, Disk
     from bookie_aio.storage.ledgers.checkpoint import LedgerState
     from bookie_aio.storage.segment.segment import Segment
     from metadata.access.bookies import Cookie
@@ -166,15 +166,15 @@ class Inspector:
             CookieMismatchError: the directories are not all those of one bookie.
             CorruptRecordError: a cookie is damaged, or a file is of another format version.
         """
-        locks = [self._disk.lock_directory(path) for path in self._directories]
+        locks: list[DirectoryLock] = []
         try:
+            locks.extend(map(self._disk.lock_directory, self._directories))
             found = Inspection(await self._cookie(), list(self._directories))
-            owner = owner_of(found.cookie)
-            witness = await WitnessFiles.open(self._disk, self._directories, owner, StorageHealth(_Nobody()))
             try:
-                await self._inspect(found, witness)
-            finally:
-                await witness.close()
+                await self._read(found)
+            except (DiskFailedError, FileNotFoundError) as error:
+                # No file disappears meanwhile: one that is not found is a link to a file that is not there.
+                found.damage.append(Damage(f"the disk fails: {error}"))
             return found
         finally:
             self._segments.file_cache.close()
@@ -198,15 +198,19 @@ class Inspector:
             )
         return first
 
+    async def _read(self, found: Inspection) -> None:
+        owner = owner_of(found.cookie)
+        witness = await WitnessFiles.open(self._disk, self._directories, owner, StorageHealth(_Nobody()))
+        try:
+            await self._inspect(found, witness)
+        finally:
+            await witness.close()
+
     async def _inspect(self, found: Inspection, witness: WitnessFiles) -> None:
         recovery = CrashRecovery(
             self._disk, self._directories, self._segments, witness, earlier=self._earlier
         )
-        try:
-            state = await recovery.run(spare_bytes=StorageConfig().segment_bytes)
-        except DiskFailedError as error:
-            found.damage.append(Damage(f"the disk fails: {error}"))
-            return
+        state = await recovery.run(spare_bytes=StorageConfig().segment_bytes)
         found.checkpoint = state.checkpoint_number
         found.spare_files = len(state.spares)
         found.reserve_bytes = state.reserve_bytes

@@ -1,7 +1,8 @@
 """A disk that changes nothing: for looking at the directories of a bookie that does not run.
 
-Files are opened for reading only. The lock of a directory is shared, and is taken only where its file is
-there: no file is created. It is refused while a bookie runs, and no bookie starts while it is held.
+Files are opened for reading only, and a pipe in the place of a file without a wait for its writer. The lock
+of a directory is shared, and is taken only where its file is there: no file is created. It is refused while a
+bookie runs, and no bookie starts while it is held.
 
 A start makes the names that it finds durable, and renames files that it cannot use. Here the first does
 nothing, and the second is noted in `renamed`.
@@ -24,13 +25,16 @@ if TYPE_CHECKING:
     from bookie_aio.storage.disk.disk import DirectoryLock, RealFile
 
 
+_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+
+
 class SharedLock:
     """A shared flock on the file `lock` of a directory, if there is one."""
 
     def __init__(self, path: str) -> None:
         self._descriptor = -1
         with suppress(FileNotFoundError):
-            self._descriptor = os.open(os.path.join(path, "lock"), os.O_RDONLY | os.O_CLOEXEC)
+            self._descriptor = os.open(os.path.join(path, "lock"), _FLAGS)
         if self._descriptor < 0:
             return
         try:
@@ -58,7 +62,7 @@ class ReadOnlyDisk(RealDisk):
 
     async def open(self, path: str) -> RealFile:
         """Open an existing file for reading."""
-        return await self._open(path, os.O_RDONLY | os.O_CLOEXEC)
+        return await self._open(path, _FLAGS)
 
     async def rename(self, old: str, new: str) -> None:
         """Note that a start would rename the file."""
@@ -69,7 +73,10 @@ class ReadOnlyDisk(RealDisk):
 
     def lock_directory(self, path: str) -> DirectoryLock:
         """Take a shared lock, which a running bookie refuses."""
-        return SharedLock(path)
+        try:
+            return SharedLock(path)
+        except OSError as error:
+            raise DiskFailedError(f"locking {path}: {error.strerror or error}") from error
 
     async def create(self, path: str) -> NoReturn:
         """Refuse."""

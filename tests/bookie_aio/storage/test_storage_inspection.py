@@ -13,7 +13,13 @@ from bookie_aio.storage.disk.read_only import ReadOnlyDisk
 from bookie_aio.storage.inspection import Inspection, Inspector
 from bookie_aio.storage.segment import format as form
 from metadata.access.bookies import Cookie
-from metadata.errors import CookieMismatchError, DirectoryInUseError, DiskFailedError, NoSuchKeyError
+from metadata.errors import (
+    CookieMismatchError,
+    DirectoryInUseError,
+    DiskFailedError,
+    NoSuchKeyError,
+    StorageError,
+)
 from tests.bookie_aio.storage.test_storage_scrubber import flip, group_of
 from tests.support.storage import Store, make_block
 
@@ -162,3 +168,30 @@ async def test_a_directory_in_use_or_of_another_kind_is_refused(tmp_path: Path) 
         with pytest.raises(DiskFailedError, match="only looked at"):
             await change(str(path / "file"))
     disk.close()
+
+
+WRONG_FILES = {
+    "pipe": os.mkfifo,
+    "directory": os.mkdir,
+    "link to nothing": lambda path: os.symlink("/nowhere/at/all", path),
+    "link to itself": lambda path: os.symlink(path, path),
+}
+
+
+@pytest.mark.parametrize("what", WRONG_FILES)
+async def test_what_is_no_file_is_told_and_waited_for_by_nobody(tmp_path: Path, what: str) -> None:
+    path, refused = await make_directory(tmp_path / "b1"), set[str]()
+    for name in os.listdir(path):
+        (path / name).rename(path / "aside")
+        WRONG_FILES[what](path / name)
+        disk = ReadOnlyDisk()
+        try:
+            await Inspector(disk, [str(path)], lambda *_: None).run()
+        except (StorageError, NoSuchKeyError):
+            refused.add(name)
+        finally:
+            disk.close()
+        (path / name).rmdir() if what == "directory" else (path / name).unlink()
+        (path / "aside").rename(path / name)
+    assert not (await inspected(path)).is_damaged
+    assert refused <= {"cookie.json", "lock"}, "all others are told with what there is besides"
