@@ -65,6 +65,7 @@ _ACCEPT_AGAIN_S = 0.5
 _METRICS_KEPT_S = 0.25
 _READINESS_KEPT_S = 1.0
 _CLUSTER_KEPT_S = 5.0
+_FAILURE_KEPT_S = 1.0
 _CLUSTER_TIMEOUT_S = 12.0
 _LAG_INTERVAL_S = 0.25
 _CLOSE_TIMEOUT_S = 1.0
@@ -87,7 +88,10 @@ class Answer(NamedTuple):
 
 
 class Kept:
-    """An answer that is made again when it is older than so many seconds. Callers at once share a making."""
+    """An answer that is made again when it is older than so many seconds. Callers at once share a making.
+
+    A making that failed is kept for a second at most.
+    """
 
     def __init__(self, make: Callable[[], Awaitable[Answer]], kept_s: float) -> None:
         self._make = make
@@ -98,10 +102,14 @@ class Kept:
 
     async def get(self) -> Answer:
         """Return the answer. Cancelled, it leaves the making to the other callers, and to later ones."""
-        is_old = self._loop.time() - self._made_at >= self._kept_s
-        if self._making is None or (self._making.done() and is_old):
+        if self._making is None or (self._making.done() and self._is_old(self._making)):
             self._making = self._loop.create_task(self._run())
         return await asyncio.shield(self._making)
+
+    def _is_old(self, made: asyncio.Task[Answer]) -> bool:
+        has_failed = made.cancelled() or made.exception() is not None
+        kept_s = min(self._kept_s, _FAILURE_KEPT_S) if has_failed else self._kept_s
+        return self._loop.time() - self._made_at >= kept_s
 
     async def _run(self) -> Answer:
         try:

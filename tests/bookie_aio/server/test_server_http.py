@@ -381,3 +381,18 @@ async def test_closing_ends_connections_and_frees_the_port(bookies: Bookies) -> 
     writer.close()
     async with await HttpServer.listen(host, port, clock=time.perf_counter) as again:
         assert (await get(again, "/healthz")).status == 200
+
+
+async def test_a_failure_to_make_an_answer_is_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "_FAILURE_KEPT_S", 0.0)
+    failures = [OSError("no file descriptor")]
+
+    async def make() -> http.Answer:
+        if failures:
+            raise failures.pop()
+        return http.Answer.of({})
+
+    kept = http.Kept(make, float("inf"))
+    with pytest.raises(OSError, match="no file descriptor"):
+        await kept.get()
+    assert (await kept.get()).status == 200
