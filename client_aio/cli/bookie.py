@@ -68,6 +68,7 @@ from metadata.errors import (
     BookieUnavailableError,
     BookKeeperError,
     MalformedFrameError,
+    is_unforeseen,
 )
 from metadata.ids import MALFORMED, check_bookie_id
 from metadata.store import MetadataStore
@@ -280,6 +281,8 @@ async def _http_server(config: BookieConfig, times: DiskTimes) -> AsyncGenerator
         usage_error("--http needs aiohttp: pip install 'bookie-aio[http]'")
     try:
         server = await HttpServer.listen(*config.http, clock=time.perf_counter, disk=times)
+    except socket.gaierror as error:
+        usage_error(f"--http {join_address(*config.http)}: {error.strerror}")
     except OSError as error:
         raise OSError(error.strerror or str(error)) from error  # without the number of the error
     async with server:
@@ -334,9 +337,11 @@ async def _recover(
             ):
                 clients["autorecovery"] = client
                 await asyncio.Event().wait()
-        except BookKeeperError as error:
+        except Exception as error:
             log.warning(
-                "auto recovery cannot begin", extra=structured_logging.fields(bookie=name, error=error)
+                "auto recovery cannot begin",
+                extra=structured_logging.fields(bookie=name, error=error),
+                exc_info=is_unforeseen(error),
             )
             await asyncio.sleep(_RECOVERY_RETRY_S)
         finally:
@@ -348,7 +353,10 @@ async def _check_port_is_free(host: str, port: int) -> None:
 
     A bookie that is formatted and never serves would be listed as down from then on.
     """
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise OSError(f"the bookie cannot listen on {join_address(host, port)}: {error.strerror}") from error
     for family, _, _, _, address in found:
         try:
             probe = socket.socket(family, socket.SOCK_STREAM)

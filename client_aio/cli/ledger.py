@@ -471,21 +471,23 @@ async def list_(
     state: InState = None,
     log: OfLog = None,
     under_replicated: UnderReplicated = False,
-) -> None:
-    """List the ledgers in the metadata store."""
-    wanted = LedgerFilter(bookie, state, log, under_replicated)
+) -> int:
+    """List the ledgers in the metadata store. With damaged metadata among them the exit code is 5."""
+    wanted, ended = LedgerFilter(bookie, state, log, under_replicated), Exit.OK
     async with invocation.connect() as client:
         if ids_only and wanted.lets_all_through:
             async with aclosing(client.list_ledgers()) as ledgers:
                 with invocation.output.stream() as put:
                     async for ledger_id in ledgers:
                         put({"ledger_id": ledger_id}, str(ledger_id))
-            return
+            return ended
         rows: list[dict[str, Any]] = []
         async with aclosing(select_ledgers(client._context, wanted)) as found:
             async for one in found:
-                if isinstance(one.metadata, client_aio.MetadataCorruptError):
-                    raise one.metadata
+                if isinstance(one.metadata, MetadataCorruptError):
+                    invocation.output.note(f"bookie-aio: {one.metadata}")
+                    ended = Exit.DAMAGED
+                    continue
                 copies = {} if one.good_copies is None else {"good_copies": one.good_copies}
                 reasons = {"reasons": one.reasons} if copies else {}
                 rows.append({**ledger_row(one.metadata), **copies, **reasons})
@@ -493,11 +495,12 @@ async def list_(
         with invocation.output.stream() as put:
             for row in rows:
                 put({"ledger_id": row["ledger_id"]}, str(row["ledger_id"]))
-        return
+        return ended
     columns = ["ledger_id", "state", "quorums", "fragments", "last_entry", "length", "created", "name"]
     if under_replicated:
         columns[2:2] = ["good_copies", "reasons"]
     invocation.output.rows(rows, columns)
+    return ended
 
 
 @command(app, "verify")
@@ -725,18 +728,12 @@ async def repair(
     async with invocation.connect() as client:
         metadata = await client.ledger_metadata(name_or_id(ledger_id))
         which = metadata.ledger_id
-        with output.progress() as progress:
-            task = progress.add_task(f"ledger {ledger_id}", total=None, figures="")
+        async with output.tracking(f"ledger {ledger_id}") as show:
 
             def show_progress(now: client_aio.RepairProgress) -> None:
                 verb = "verifying" if now.is_verifying else "copying"
-                progress.update(
-                    task,
-                    description=f"{verb} from entry {now.first_entry:,}",
-                    completed=now.entries_done,
-                    total=now.entries_total,
-                    figures=f"{now.bytes_copied:,} bytes",
-                )
+                figures = f"entries, {verb} from entry {now.first_entry:,}, {now.bytes_copied:,} bytes"
+                show(now.entries_done, now.entries_total, figures)
 
             report = await client.repair_ledger(
                 which,

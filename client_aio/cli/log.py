@@ -265,9 +265,9 @@ async def _print_batches(
 async def list_(
     invocation: Invocation,
     names_only: Annotated[bool, typer.Option("--names", help="Only the names, one a line.")] = False,
-) -> None:
-    """List the logs in the metadata store."""
-    rows = []
+) -> int:
+    """List the logs in the metadata store. With damaged metadata among them the exit code is 5."""
+    rows, ended = [], Exit.OK
     async with (
         invocation.connect() as client,
         aclosing(client.list_logs()) as names,
@@ -276,13 +276,17 @@ async def list_(
             with invocation.output.stream() as put:
                 async for name in names:
                     put({"log": name}, name)
-            return
+            return ended
         async for name in names:
             try:
                 rows.append(log_row(name, await client.log_metadata(name)))
             except client_aio.NoSuchLogError:
                 continue  # deleted meanwhile
+            except client_aio.MetadataCorruptError as error:
+                invocation.output.note(f"bookie-aio: {error}")
+                ended = Exit.DAMAGED
     invocation.output.rows(rows, ("log", "ledgers", "begins_at", "last_ledger", "created"))
+    return ended
 
 
 @command(app, "show")

@@ -147,17 +147,7 @@ async def restore(
         question = f"Restore {summary.ledgers:,} ledgers to {invocation.metadata_uri}?"
         ask(question + (" It removes all that is there." if clear else ""), is_answered=yes)
         restoring = Restore(lines, summary)
-        async with (
-            await open_store(invocation.metadata_uri, create=True) as store,
-            output.tracking("restore") as show,
-        ):
-            counter = await restoring.run(
-                store,
-                clear=clear,
-                least_id=least_id,
-                on_progress=lambda done: show(done, summary.keys, "keys"),
-                on_clear=lambda removed: show(removed, None, "keys removed"),
-            )
+        counter = await _run(invocation, restoring, summary.keys, clear=clear, least_id=least_id)
     figures = {
         "counter": counter,
         "written": restoring.keys_written,
@@ -179,6 +169,27 @@ async def _check(output: Output, lines: Iterator[bytes]) -> DumpSummary:
             if number % _KEYS_AT_ONCE == 0:
                 show(number, None, "keys checked")
                 await asyncio.sleep(0)
+
+
+async def _run(invocation: Invocation, restoring: Restore, keys: int, *, clear: bool, least_id: int) -> int:
+    """Restore, and return the lowest ledger id that will be given out."""
+    output = invocation.output
+    async with (
+        await open_store(invocation.metadata_uri, create=True) as store,
+        output.tracking("restore") as show,
+    ):
+        try:
+            return await restoring.run(
+                store,
+                clear=clear,
+                least_id=least_id,
+                on_progress=lambda done: show(done, keys, "keys"),
+                on_clear=lambda removed: show(removed, None, "keys removed"),
+            )
+        except asyncio.CancelledError:
+            if restoring.keys_written or restoring.keys_removed:
+                output.note("interrupted: run this again with the same dump; nobody can use the store before")
+            raise
 
 
 async def _check_target(uri: str, restoring: Restore, *, clear: bool) -> None:

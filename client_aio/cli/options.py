@@ -18,7 +18,6 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import wraps
 from pathlib import Path
@@ -341,10 +340,15 @@ def stop_event(*, watch_standard_input: bool = False) -> asyncio.Event:
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
 
     def ended() -> None:
-        with suppress(BlockingIOError):
-            if not os.read(0, 4096):
-                loop.remove_reader(0)
-                stop.set()
+        try:
+            data = os.read(0, 4096)
+        except BlockingIOError:
+            return
+        except OSError:  # of a terminal that is gone: it would be readable for ever
+            data = b""
+        if not data:
+            loop.remove_reader(0)
+            stop.set()
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)

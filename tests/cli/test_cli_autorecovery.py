@@ -7,10 +7,15 @@ import json
 import os
 import shutil
 import signal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn, cast
+
+import pytest
 
 import client_aio
 from client_aio.autorecovery.survey import survey
+from client_aio.cli import bookie
+from client_aio.cli.options import Placement
+from client_aio.config import AutoRecoveryConfig
 from client_aio.core.audit import Condition
 from metadata.access.bookies import Orders
 from metadata.backends.uri import open_store
@@ -88,3 +93,18 @@ async def test_a_cluster_starts_again_without_a_bookie_that_has_left(tmp_path: P
         assert sorted(cluster.pids()) == ["b2", "b3"]
     finally:
         cluster.end()
+
+
+async def test_no_error_ends_auto_recovery_beside_a_bookie(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bookie, "_RECOVERY_RETRY_S", 0.0)
+    outcomes: list[BaseException] = [asyncio.CancelledError(), OSError("no descriptor")]
+
+    class Failing:
+        def connect(self, *_: object, **__: object) -> NoReturn:
+            raise outcomes.pop()
+
+    with pytest.raises(asyncio.CancelledError):
+        await bookie._recover(
+            cast("Any", Failing()), cast("Any", None), AutoRecoveryConfig(), Placement.WEIGHTED, "b1", {}
+        )
+    assert not outcomes

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import socketserver
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -9,7 +11,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.cli import Cli, RunningCluster
+from metadata.access.ledgers import LedgerStore
+from metadata.backends.uri import open_store
+from metadata.ids import ledger_key
+from metadata.model.ledger import LedgerMetadata
+from tests.support.cli import TIMEOUT_S, Cli, RunningCluster
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -259,6 +265,37 @@ def test_what_a_bookie_cannot_be_told_is_named(
 
 
 # --- the data ---
+
+
+def test_damaged_metadata_are_told_beside_those_that_are_whole(tmp_path: Path) -> None:
+    cli = Cli(f"sqlite://{tmp_path / 'metadata.db'}")
+    cli.run("bookie", "format", "--new-cluster", "--dir", str(tmp_path / "b"))
+    cli.run("log", "create", "whole")
+
+    async def fill() -> None:
+        whole = LedgerMetadata.new(6, ensemble_size=1, write_quorum=1, ack_quorum=1, bookies=["b1"])
+        async with await open_store(str(cli.metadata)) as store:
+            await LedgerStore(store).create_ledger(whole)
+            for key in (ledger_key(5), ledger_key(7), "logs/damaged"):
+                await store.create(key, b"{}")
+
+    asyncio.run(fill())
+    for command, key, whole, count in (("ledger", "ledger_id", 6, 2), ("log", "log", "whole", 1)):
+        out, error = cli.start(command, "list", "-o", "json").communicate(timeout=TIMEOUT_S)
+        assert [row[key] for row in json.loads(out)] == [whole]
+        assert len(error.splitlines()) == count
+        assert error.startswith(b"bookie-aio: ")
+        cli.run(command, "list", code=5)
+
+
+def test_a_host_that_is_not_there_is_named(tmp_path: Path) -> None:
+    serve = ("bookie", "serve", "--dir", str(tmp_path / "b"), "--allow-remote-without-auth")
+    cli, where = Cli(f"sqlite://{tmp_path / 'metadata.db'}"), "nosuch.invalid:0"
+    assert f"cannot listen on {where}" in refusal(
+        cli, *serve, "--listen", where, "--advertise", "h:1", code=1
+    )
+    assert f"--http {where}" in refusal(cli, *serve, "--listen", "127.0.0.1:0", "--http", where, code=2)
+    assert not list(tmp_path.iterdir())
 
 
 def test_damaged_entry_is_told_and_never_served(tmp_path: Path) -> None:
