@@ -491,7 +491,8 @@ async def accept_metadata(
         ]
         is_done = bool(waiting) and not dry_run
         if is_done:
-            ask(f"Let {', '.join(waiting)} drop {len(in_doubt)} ledgers, for good?", is_answered=yes)
+            question = f"Let {', '.join(waiting)} drop {len(in_doubt)} ledgers, for good?"
+            ask(question, is_answered=yes, about=_lines_of_doubt(rows))
             await found.replace(store, [event.answer_for(waiting) for event in found.events])
         down = sorted(set(await registered_bookies(store)) - set(running))
     output.document(
@@ -505,8 +506,12 @@ async def accept_metadata(
     )
 
 
+def _lines_of_doubt(rows: list[dict[str, Any]]) -> list[str]:
+    return [f"ledger {row['ledger_id']}, on {', '.join(row['bookies'])}" for row in rows]
+
+
 def _text_of_doubt(rows: list[dict[str, Any]], waiting: list[str], down: list[str], *, is_done: bool) -> str:
-    lines = [f"ledger {row['ledger_id']}, on {', '.join(row['bookies'])}" for row in rows]
+    lines = _lines_of_doubt(rows)
     if not waiting:
         lines.append("no running bookie is in doubt of the metadata store")
     elif is_done:

@@ -143,10 +143,16 @@ async def read_batches(
         yield [b"".join(rest)]
 
 
-def ask(question: str, *, is_answered: bool) -> None:
-    """Ask on a terminal, and abort the command unless the answer is yes."""
+def ask(question: str, *, is_answered: bool, about: Sequence[str] = ()) -> None:
+    """Ask on a terminal, and abort the command unless the answer is yes.
+
+    Args:
+        about: lines that are shown before the question.
+    """
     if is_answered or not sys.stdin.isatty():
         return
+    for line in about:
+        typer.echo(escape(line), err=True)
     # The event loop's own handlers would act on Ctrl-C and SIGTERM only after the question was answered.
     of_the_loop = {
         signal.SIGINT: signal.signal(signal.SIGINT, signal.default_int_handler),
