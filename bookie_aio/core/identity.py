@@ -39,8 +39,9 @@ from __future__ import annotations
 
 import enum
 import json
+from bisect import bisect_left
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from crc32c import crc32c
 
@@ -154,7 +155,9 @@ def _decide_unregistered(directories: Sequence[DirectoryState], bookie_id: str) 
 
 # --- the age of a bookie -----------------------------------------------------------------------
 
-AGE_FORMAT = 2
+AGE_FORMAT = 3
+_FORMATS_READ = (2, AGE_FORMAT)
+"""Format 2 names no owner, and no incarnations of other bookies."""
 SET_BACK_JUMP = 2**20
 """After a set-back of the metadata the id counter goes on this far above all ids that are known of.
 
@@ -169,9 +172,21 @@ Ages = tuple[tuple[str, int], ...]
 """Tokens and numbers."""
 
 
+class Peer(NamedTuple):
+    """The age of another bookie, as the metadata store had it."""
+
+    bookie_id: str
+    token: str
+    number: int
+    incarnation: str = ""
+    """That of its cookie when it was first looked at; empty: not known."""
+
+
 @dataclass(frozen=True, slots=True)
 class AgeFile:
     """The content of the file `age` in each data directory, which the bookie replaces atomically.
+
+    A file that names another owner does not count, like a damaged one.
 
     `number` and `token` are the bookie's age, as the metadata store had it last. `intended` and
     `intended_token` are those that the bookie was about to write there; 0 for none.
@@ -200,11 +215,13 @@ class AgeFile:
     """While there is a doubt: no ledger below this id is dropped on the word of the metadata store."""
     starts: Ages = ()
     """The ages at which the last starts ended: the token of each, and the last number that it reached."""
-    peers: tuple[tuple[str, str, int], ...] = ()
-    """The ages of other bookies, as the metadata store had them: id, token, number."""
+    peers: tuple[Peer, ...] = ()
+    """The highest ages of other bookies that the metadata store had."""
     durable: tuple[int, int, int, int] = (0, 0, 0, 0)
     """What the storage held at least when the file was written: the number of a checkpoint, a segment, its
     generation, and where its durable groups ended. Storage that holds less was set back without this file."""
+    owner: int = 0
+    """The number by which all files of the bookie name it; 0 in a file of an older format."""
 
     def to_bytes(self) -> bytes:
         """Return the file's bytes: one line of JSON, behind its checksum in hexadecimal."""
@@ -219,15 +236,16 @@ class AgeFile:
             if int(crc, 16) != crc32c(text):
                 return None
             document = json.loads(text)
-            if document.pop("format") != AGE_FORMAT:
+            if document.pop("format") not in _FORMATS_READ:
                 return None
             document.setdefault("marks", ())  # files of before have none
-            lists = {name: tuple(map(tuple, document[name])) for name in ("starts", "peers", "marks")}
+            lists = {name: tuple(map(tuple, document[name])) for name in ("starts", "marks")}
             checkpoint, segment_id, generation, end = map(int, document["durable"])
             return cls(
                 **{
                     **document,
                     **lists,
+                    "peers": tuple(Peer(*each) for each in document["peers"]),
                     "set_backs": tuple(document["set_backs"]),
                     "durable": (checkpoint, segment_id, generation, end),
                 }
@@ -408,11 +426,11 @@ def judge_ids(
 ) -> IdVerdict:
     """Conclude whether the metadata store was set back to an older copy.
 
-    There are three proofs. The bookie holds a ledger at or above the counter. The counter is below its last
-    known value. The age in the store is below that of the directory. An event in the store then tells the
-    other bookies. It is needed since the first bookie that starts raises the counter above all that the
-    others could compare it with. A bookie to which an event is new is in doubt about every ledger that the
-    store does not list.
+    There are four proofs. The bookie holds a ledger at or above the counter. The counter is below its last
+    known value. The age in the store is below that of the directory. The age of another bookie is below the
+    one that was seen (`is_behind`). An event in the store then tells the other bookies. It is needed since
+    the first bookie that starts raises the counter above all that the others could compare it with. A bookie
+    to which an event is new is in doubt about every ledger that the store does not list.
 
     Args:
         file: the bookie's file.
@@ -459,10 +477,43 @@ def judge_ids(
     return IdVerdict(found, at, after)
 
 
-def _with_ages(event: SetBack, peers: Iterable[tuple[str, str, int]]) -> SetBack:
+def _with_ages(event: SetBack, peers: Iterable[Peer]) -> SetBack:
     """Return the event with the ages seen of other bookies, of each the highest one."""
     ages = dict(event.ages)
-    for peer, token, number in peers:
-        if peer not in ages or ages[peer][1] < number:
-            ages[peer] = [token, number]
+    for peer in peers:
+        if peer.bookie_id not in ages or ages[peer.bookie_id][1] < peer.number:
+            ages[peer.bookie_id] = [peer.token, peer.number]
     return replace(event, ages=ages)
+
+
+# --- the ages of other bookies -----------------------------------------------------------------
+
+PEERS_KEPT = 64
+"""The number of other bookies whose ages a bookie looks at and keeps."""
+
+
+def watched_by(bookie_id: str, names: Iterable[str]) -> list[str]:
+    """Return the bookies whose ages a bookie looks at: those that follow it in the ring of all ids.
+
+    So each bookie is looked at by as many others.
+    """
+    ordered = sorted(set(names) - {bookie_id})
+    at = bisect_left(ordered, bookie_id)
+    return [*ordered[at:], *ordered[:at]][:PEERS_KEPT]
+
+
+def is_behind(stored: AgeRecord, seen: Peer) -> bool:
+    """Return whether the store has an age of before the one that was seen, or one of another life.
+
+    An age in the store only grows. So this proves a store that was set back, like an own age that is too low,
+    unless a new bookie was formatted under the id since then.
+    """
+    if stored.number == seen.number:
+        return stored.token != seen.token
+    return stored.number < seen.number
+
+
+def is_told(seen: Peer, events: Iterable[SetBack]) -> bool:
+    """Return whether an event tells that the store had this age of a bookie, or a later one."""
+    ages = [event.ages[seen.bookie_id] for event in events if seen.bookie_id in event.ages]
+    return any(number >= seen.number for _, number in ages)

@@ -2,6 +2,7 @@
 
 Owns the file `age` in each data directory, the bookie's record `bookies/ages/ID`, and the events `set_backs`.
 `bookie_aio.core.identity` decides; this module reads, raises and writes in the order that the decisions need.
+`bookie_aio.server.stored_ages` has the records of all bookies in the metadata store.
 
 A start goes through these steps. A crash between two of them loses no conclusion:
 
@@ -16,6 +17,8 @@ A start goes through these steps. A crash between two of them loses no conclusio
 While it serves, the bookie raises its age every few seconds in which something was written. So the metadata
 store cannot be set back unnoticed behind the last such moment, nor the directory. `check` proves that the
 store is no copy from before the last raise. Rule 15: without that proof "no such node" drops nothing.
+Whenever it has raised its age, it looks at those of other bookies: a directory and the metadata that are set
+back together agree, and only other bookies have seen that there was more.
 
 Only an operator ends a doubt (`bookie-aio bookie accept-metadata`). A bookie that is formatted after an event
 is in no doubt, since it holds nothing of before. Others may: `unanswered_below` counts for it all the same.
@@ -32,13 +35,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
-from bookie_aio.core.identity import (
-    AgeFile,
-    Standing,
-    compare_ages,
-    judge_age,
-    judge_ids,
-)
+from bookie_aio.core.identity import AgeFile, Standing, compare_ages, is_told, judge_age, judge_ids
+from bookie_aio.server.stored_ages import StoredAges
 from bookie_aio.storage.crash_recovery import EarlierRun
 from bookie_aio.storage.disk.disk import write_file
 from bookie_aio.storage.journal import when_durable
@@ -65,7 +63,7 @@ from metadata.errors import (
     VersionConflictError,
     is_unforeseen,
 )
-from metadata.ids import KEY_AGES, KEY_SET_BACKS, age_key, available_key
+from metadata.ids import KEY_SET_BACKS, available_key
 from metadata.owned_task import OwningLock
 
 if TYPE_CHECKING:
@@ -73,11 +71,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from bookie_aio.config import BookieConfig
+    from bookie_aio.core.identity import Peer
     from bookie_aio.storage.disk.disk import Disk
     from bookie_aio.storage.engine import Engine
     from bookie_aio.storage.journal import Done
     from metadata.access.bookies import SetBack
-    from metadata.store import MetadataStore, Version
+    from metadata.store import MetadataStore
 
 log = logging.getLogger(__name__)
 
@@ -85,8 +84,7 @@ _AGE_BYTES_MAX = 64 * 1024
 _CONFLICTS_MAX = 16
 _LOOK_AGAIN_S = 0.05
 _LISTED_AT_ONCE = 1024
-_PEERS_MAX = 64
-_TICKS_PER_LOOK_AT_PEERS = 8
+_TICKS_PER_IDLE_LOOK = 8
 
 
 class BookieAge:
@@ -96,23 +94,33 @@ class BookieAge:
     """
 
     def __init__(
-        self, config: BookieConfig, store: MetadataStore, disk: Disk, rng: random.Random, *, token: str
+        self,
+        config: BookieConfig,
+        store: MetadataStore,
+        disk: Disk,
+        rng: random.Random,
+        *,
+        token: str,
+        owner: int,
     ) -> None:
         """Take what the bookie was started with; `begin` reads the directories.
 
-        `token` was drawn for this start.
+        `token` was drawn for this start. `owner` is the number by which the bookie's files name it.
         """
         self._config = config
         self._bookie_id = config.bookie_id
         self._store = store
         self._disk = disk
         self._token = token
+        self._owner = owner
         self._rng = rng
+        self._stored = StoredAges(store, config.bookie_id)
         self._file = AgeFile()
         self._is_new = False
         self._events: tuple[SetBack, ...] = ()
         self._engine: Engine | None = None
         self._groups_covered = -1
+        self._looked_at = -1  # the own age at the last look at those of others
         self._lock = OwningLock()  # one change of the files and of the store's record at a time
         self._is_judging = False  # from the beginning of a judgement of the events until its end is kept
         # A copy, and the event that tells of it, while the disk is too full to raise the age above it.
@@ -175,13 +183,13 @@ class BookieAge:
             KeyExistsError: a bookie of that id is running elsewhere.
             MetadataError: the metadata store cannot be reached.
         """
-        files = [await read_age(self._disk, path) for path in self._config.directories]
+        files = [await read_age(self._disk, path, self._owner) for path in self._config.directories]
         present = [file for file in files if file is not None]
         held = tuple(sorted({file.durable for file in present}))
         await self._wait_until_unregistered(present)
         place = list(self._config.directories)
         for _ in range(_CONFLICTS_MAX):
-            stored, version = await self._read_stored()
+            stored, version = await self._stored.read()
             self._is_new = stored is None and not any(files)
             verdict = judge_age(files, stored, place=place, token=self._token)
             if verdict.is_moved and not self._config.accept_older_copy:
@@ -198,7 +206,9 @@ class BookieAge:
                 break
             files = [verdict.file for _ in files]
             with suppress(VersionConflictError):
-                await self._put(AgeRecord(self._file.intended, self._file.intended_token, place), version)
+                await self._stored.put(
+                    AgeRecord(self._file.intended, self._file.intended_token, place), version
+                )
                 if self._file.intended_token == self._token:
                     self._is_raised = True
                     break
@@ -249,6 +259,8 @@ class BookieAge:
             if self.has_lost or engine.marking.is_unbounded:
                 self._file = replace(self._file, marks=())  # perhaps of storage that was lost
             self._is_written = False
+            if await self._is_untold(await self._stored.find_older(self._file.peers)):
+                self._file = self._file.find_copy(self._file.number)
             await self._judge_ids(is_raised=self._is_raised)
 
     async def _judge_ids(self, *, is_raised: bool = False) -> None:
@@ -291,7 +303,7 @@ class BookieAge:
         self.events_heard += bool(unknown)
         at = before.copy_age
         if unknown:
-            stored, _ = await self._read_stored()
+            stored, _ = await self._stored.read()
             at = before.find_copy(min(before.number, _number_of(stored))).copy_age
         after = verdict.file.confirm() if is_raised else verdict.file
         try:
@@ -328,24 +340,30 @@ class BookieAge:
         await when_durable(partial(self._engine.marking.mark_all, bound))
 
     async def learn_peers(self) -> None:
-        """Read the ages of other bookies, as evidence for them after a set-back of the metadata.
+        """Look at the ages of other bookies, as evidence for them after a set-back of the metadata.
+
+        The own age was compared just now. An older copy could else replace what was seen before it.
 
         Raises:
             MetadataError: the metadata store cannot be reached.
         """
-        names = [name for name in await self._store.children(KEY_AGES) if name != self._bookie_id]
-        if len(names) > _PEERS_MAX:
-            names = sorted(self._rng.sample(names, _PEERS_MAX))
-        seen = {peer: (token, number) for peer, token, number in self._file.peers if peer in names}
-        for name in names:
-            with suppress(NoSuchKeyError):
-                age = AgeRecord.from_json((await self._store.read(age_key(name))).value)
-                if name not in seen or seen[name][1] < age.number:
-                    seen[name] = age.token, age.number
+        number, seen = self.number, await self._stored.look(self._file.peers)
         async with self._lock:
-            peers = tuple((peer, *age) for peer, age in sorted(seen.items()))
-            if peers != self._file.peers:
-                await self._write_or_keep(replace(self._file, peers=peers))
+            if await self._is_untold(seen.older):
+                stored, _ = await self._stored.read()
+                await self._write_or_keep(self._file.find_copy(_number_of(stored)))
+                await self._judge_copy(stored)
+            elif seen.peers != self._file.peers:
+                await self._write_or_keep(replace(self._file, peers=seen.peers))
+        self._looked_at = number
+
+    async def _is_untold(self, older: Sequence[Peer]) -> bool:
+        """Return whether no event tells of ages that were seen and that the store does not have any more."""
+        if not older:
+            return False
+        await self._store.sync(KEY_SET_BACKS)
+        events = (await SetBacks.read(self._store)).events
+        return not all(is_told(peer, events) for peer in older)
 
     async def learn_events(self) -> None:
         """Read the events of the metadata store, and adopt those that are new.
@@ -358,7 +376,7 @@ class BookieAge:
             is_unfinished = self._is_judging or self._file.has_lost
             is_new = any(event.token not in self._file.set_backs for event in events)
             if events != self._events or is_new or is_unfinished:
-                stored, _ = await self._read_stored()
+                stored, _ = await self._stored.read()
                 is_ahead = compare_ages(self._file, stored) is Standing.AHEAD
                 if is_ahead and not await _is_told_of(self._told_of, stored, self._store):
                     await self._judge_copy(stored)  # or the next look would find one more event
@@ -385,6 +403,8 @@ class BookieAge:
             with suppress(MetadataError, StorageError, TimeoutError):
                 async with asyncio.timeout(self._config.age_interval_s):
                     await self.raise_if_written()
+                    if self.number != self._looked_at:
+                        await self.learn_peers()
         await self._lock.end()
 
     async def raise_if_written(self, *, is_forced: bool = False) -> None:
@@ -435,7 +455,7 @@ class BookieAge:
             self._is_told = False
         is_behind = self._file.is_ahead  # an earlier call raised the age, and could not tell of it
         for _ in range(_CONFLICTS_MAX):
-            stored, version = await self._read_stored()
+            stored, version = await self._stored.read()
             standing = compare_ages(self._file, stored)
             if standing is Standing.RAISED:
                 break
@@ -451,7 +471,7 @@ class BookieAge:
             self._told_of = None
             age = AgeRecord(self._file.intended, self._file.intended_token, list(self._config.directories))
             with suppress(VersionConflictError):
-                await self._put(age, version)
+                await self._stored.put(age, version)
                 break
         else:
             raise MetadataUnavailableError(f"the age of bookie {self._bookie_id} could not be raised")
@@ -476,7 +496,7 @@ class BookieAge:
         """
 
         async def compare() -> None:
-            stored, _ = await self._read_stored()
+            stored, _ = await self._stored.read()
             standing = compare_ages(self._file, stored)
             if standing in (Standing.OLDER, Standing.FORKED):
                 raise self._replaced()
@@ -534,8 +554,11 @@ class BookieAge:
         for tick in itertools.count():
             await asyncio.sleep(self._config.age_interval_s)
             try:
+                before = self.number
                 await self.raise_if_written()
-                if tick % _TICKS_PER_LOOK_AT_PEERS == 0:
+                if self.number != self._looked_at or tick % _TICKS_PER_IDLE_LOOK == 0:
+                    if self.number == before:
+                        await self.check()
                     await self.learn_peers()
                 has_failed = False
             except Exception as error:
@@ -562,37 +585,14 @@ class BookieAge:
         unforeseen = is_unforeseen(error)
         log.warning(what, extra=fields(bookie=self._bookie_id, error=error), exc_info=unforeseen)
 
-    # --- the store's record, and the files -----------------------------------------------------
-
-    async def _read_stored(self) -> tuple[AgeRecord | None, Version | None]:
-        key = age_key(self._bookie_id)
-        await self._store.sync(key)
-        try:
-            text, version = await self._store.read(key)
-        except NoSuchKeyError:
-            return None, None
-        return AgeRecord.from_json(text), version
-
-    async def _put(self, age: AgeRecord, version: Version | None) -> None:
-        """Write the store's record at that version.
-
-        Raises:
-            VersionConflictError: it is at another version, or the write was made by an earlier call.
-        """
-        key = age_key(self._bookie_id)
-        try:
-            if version is None:
-                await self._store.create(key, age.to_json())
-            else:
-                await self._store.compare_and_set(key, age.to_json(), version)
-        except (KeyExistsError, NoSuchKeyError) as error:
-            raise VersionConflictError(f"{key} was changed by another client") from error
+    # --- the files -----------------------------------------------------------------------------
 
     async def _write(self, file: AgeFile) -> None:
         """Replace the file in each directory; durable on return.
 
         Rule 2: a disk that fails under an open storage ends that, like a failed write of the storage's own.
         """
+        file = replace(file, owner=self._owner)
         if file != self._file or not self._is_written:
             disk = self._disk
             if self._engine is not None:
@@ -642,16 +642,17 @@ def _is_copy(bookie_id: str, directories: tuple[str, ...], stored: AgeRecord | N
     )
 
 
-async def read_age(disk: Disk, directory: str) -> AgeFile | None:
-    """Read the age of a directory; None where the file is missing or damaged."""
+async def read_age(disk: Disk, directory: str, owner: int) -> AgeFile | None:
+    """Read the age of a directory; None where the file is missing, damaged, or of another owner."""
     try:
         file = await disk.open(os.path.join(directory, AGE))
     except FileNotFoundError:
         return None
     try:
-        return AgeFile.parse(bytes(await file.read(0, min(file.size(), _AGE_BYTES_MAX))))
+        age = AgeFile.parse(bytes(await file.read(0, min(file.size(), _AGE_BYTES_MAX))))
     finally:
         file.close()
+    return age if age is None or age.owner in (0, owner) else None
 
 
 async def _mark_excused(engine: Engine, bookie_id: str, below: int, known: tuple[int, int]) -> None:

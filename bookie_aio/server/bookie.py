@@ -330,7 +330,7 @@ class Bookie:
         if self._order.mode == REMOVED:
             raise decommissioned(config.bookie_id)
         # The nonce is the token of the age: a restart knows the registration of the process before it.
-        age = BookieAge(config, store, disk, rng, token=self.nonce)
+        age = BookieAge(config, store, disk, rng, token=self.nonce, owner=owner_of(self._cookie))
         self._engine = await Engine.open(
             disk,
             config.directories,

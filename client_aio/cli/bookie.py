@@ -25,7 +25,7 @@ from bookie_aio.server.age import read_age
 from bookie_aio.server.bookie import Bookie
 from bookie_aio.server.registration import establish_identity, is_formatted
 from bookie_aio.storage.config import StorageConfig
-from bookie_aio.storage.data_directory import read_cookie
+from bookie_aio.storage.data_directory import owner_of, read_cookie
 from bookie_aio.storage.disk.disk import RealDisk
 from bookie_aio.storage.disk.read_only import ReadOnlyDisk
 from bookie_aio.storage.inspection import Inspector
@@ -588,7 +588,11 @@ async def inspect_(
     the bookie has a mark of lost data.
     """
     disk, paths = ReadOnlyDisk(), _absolute(directories)
-    ages = [await read_age(disk, path) for path in paths]
+    cookies = [await read_cookie(disk, path) for path in paths]
+    ages = [
+        None if cookie is None else await read_age(disk, path, owner_of(cookie))
+        for path, cookie in zip(paths, cookies, strict=True)
+    ]
     held = [one.durable for one in ages if one is not None]
     async with invocation.output.tracking("inspect") as show:
         inspector = Inspector(

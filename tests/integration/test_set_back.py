@@ -271,7 +271,7 @@ async def test_a_directory_and_the_metadata_set_back_together_are_told_apart_by_
 
         async def is_seen() -> bool:
             age = AgeFile.parse((cluster["b2"].directory / AGE).read_bytes())
-            seen = {} if age is None else {peer: number for peer, _, number in age.peers}
+            seen = {} if age is None else {peer.bookie_id: peer.number for peer in age.peers}
             older = AgeFile.parse((tmp_path / "backup" / AGE).read_bytes())
             return older is not None and seen.get("b1", 0) > older.number
 

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
+from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bookie_aio.core.identity import (
     MARKS_KEPT,
+    PEERS_KEPT,
     SET_BACK_JUMP,
     AgeFile,
+    Peer,
     Standing,
     compare_ages,
+    is_behind,
+    is_told,
     judge_age,
     judge_ids,
+    watched_by,
 )
 from metadata.access.bookies import AgeRecord, SetBack, not_free_below
 
@@ -63,7 +70,8 @@ def test_a_file_reads_as_it_was_written_and_a_damaged_one_as_none() -> None:
         set_backs=("a", "b"),
         doubt="b",
         starts=(("a", 1),),
-        peers=(("b2", "t", 3),),
+        peers=(Peer("b2", "t", 3, "i"),),
+        owner=9,
         copy_age=5,
         marks=((3, 1 << 32, 0), (7, (1 << 32) + 2, 1 << 32)),
     )
@@ -76,6 +84,15 @@ def test_a_file_reads_as_it_was_written_and_a_damaged_one_as_none() -> None:
             assert AgeFile.parse(bytes(damaged)) in (None, whole)
         assert AgeFile.parse(data[:at]) is None
     assert AgeFile.parse(b"") is None
+
+
+def test_a_file_of_an_older_format_is_read() -> None:
+    document = json.loads(file(7, peers=(Peer("b2", "t", 3, "i"),), owner=9).to_bytes()[9:])
+    del document["owner"], document["marks"]
+    document |= {"format": 2, "peers": [["b2", "t", 3]]}
+    text = json.dumps(document).encode()
+    older = AgeFile.parse(b"%08x %s\n" % (crc32c(text), text))
+    assert older == file(7, peers=(Peer("b2", "t", 3),))
 
 
 def test_one_of_two_directories_that_was_set_back_is_lost_data() -> None:
@@ -388,7 +405,7 @@ def test_an_age_that_another_bookie_saw_tells_of_a_directory_and_metadata_set_ba
     cluster.files["b1"] = replace(cluster.files["b1"], number=40, token="start 3")
     copy, metadata = cluster.files["b1"], (cluster.counter, cluster.events)
     cluster.create("b2")
-    cluster.files["b2"] = replace(cluster.files["b2"], peers=(("b1", "start 5", 57),))
+    cluster.files["b2"] = replace(cluster.files["b2"], peers=(Peer("b1", "start 5", 57),))
     cluster.counter, cluster.events = metadata
     cluster.files["b1"] = copy
     assert not cluster.settle("b1").has_lost  # it starts first, and there is no evidence yet
@@ -396,6 +413,25 @@ def test_an_age_that_another_bookie_saw_tells_of_a_directory_and_metadata_set_ba
     assert cluster.settle("b1").has_lost
     cluster.files["b1"] = replace(cluster.files["b1"], has_lost=False)  # the mark is durable
     assert not cluster.settle("b1").has_lost
+
+
+@pytest.mark.parametrize("count", [1, 2, 9, 200])
+def test_each_bookie_is_looked_at_by_as_many_others(count: int) -> None:
+    names = [f"b{number}" for number in range(count)]
+    looked_at = [peer for name in names for peer in watched_by(name, names)]
+    assert {looked_at.count(name) for name in names} == {min(count - 1, PEERS_KEPT)}
+    assert len(set(watched_by("another", names))) == min(count, PEERS_KEPT)
+
+
+def test_an_age_in_the_store_below_the_one_seen_proves_a_set_back_until_an_event_tells_of_it() -> None:
+    seen = Peer("b1", "t", 7, "i")
+    assert [is_behind(stored(*age), seen) for age in ((6, "t"), (7, "u"), (7, "t"), (8, "u"))] == [
+        True, True, False, False,
+    ]  # fmt: skip
+    assert [is_told(seen, [SetBack("e", "b2", 0, 8, [], {"b1": ["u", number]})]) for number in (6, 7, 8)] == [
+        False, True, True,
+    ]  # fmt: skip
+    assert not is_told(seen, [SetBack("e", "b2", 0, 8, [], {"b3": ["u", 9]})])
 
 
 def test_no_age_has_a_number_that_another_bookie_saw_of_a_lost_start() -> None:

@@ -7,6 +7,7 @@ from tests.sim.mutants.planting import Edit, Mutant
 _RECOVERY = "bookie_aio.storage.crash_recovery:CrashRecovery"
 _CHECK = "bookie_aio.storage.found_files:FoundFiles.check"
 _WITNESS_TESTS = "tests/bookie_aio/storage/test_storage_witness.py"
+_PEER_TESTS = "tests/bookie_aio/server/test_server_peer_ages.py"
 
 MUTANTS = [
     Mutant(
@@ -89,5 +90,40 @@ MUTANTS = [
         (Edit("client_aio.ledger.recovery_scope:first_displaced",
               "if seat not in write_set(each % size, size, metadata.write_quorum)", "if seat >= size"),),
         tests=("tests/client_aio/test_client_recovery_scope.py", "-k", "out_of_place"),
+    ),
+    Mutant(
+        490, "a bookie looks at the ages of others now and then only",
+        (Edit("bookie_aio.server.age:BookieAge._raise_for_ever", "self.number != self._looked_at or", ""),),
+        tests=(_PEER_TESTS, "-k", "whenever_it_has_raised"),
+    ),
+    Mutant(
+        491, "a bookie that ends does not look at the ages of others",
+        (Edit("bookie_aio.server.age:BookieAge.close", "if self.number != self._looked_at:", "if False:"),),
+        tests=(_PEER_TESTS, "-k", "that_ends"),
+    ),
+    Mutant(
+        492, "an age of another bookie that is too low proves nothing at a start",
+        (Edit("bookie_aio.server.age:BookieAge.settle",
+              "if await self._is_untold(await self._stored.find_older(self._file.peers)):", "if False:"),),
+        tests=(_PEER_TESTS, "-k", "that_wrote_nothing"),
+    ),
+    Mutant(
+        493, "an age of another bookie that is too low proves a set-back again and again",
+        (Edit("bookie_aio.server.age:BookieAge._is_untold",
+              "return not all(is_told(peer, events) for peer in older)", "return True"),),
+        tests=(_PEER_TESTS, "-k", "under_a_bookie"),
+    ),
+    Mutant(
+        494, "a new bookie under the id of one that was removed is taken for older metadata",
+        (Edit("bookie_aio.server.stored_ages:StoredAges._see",
+              'if incarnation and before.incarnation not in ("", incarnation):', "if False:"),
+         Edit("bookie_aio.server.stored_ages:StoredAges._see",
+              "bool(incarnation) and before.incarnation == incarnation", "True")),
+        tests=(_PEER_TESTS, "-k", "under_the_id_of_one"),
+    ),
+    Mutant(
+        495, "the age of another bookie counts as the own one",
+        (Edit("bookie_aio.server.age:read_age", "age.owner in (0, owner)", "True"),),
+        tests=(_PEER_TESTS, "-k", "is_a_damaged_one"),
     ),
 ]  # fmt: skip
