@@ -140,14 +140,17 @@ class LedgerGarbageCollector:
             MetadataError: the metadata store cannot be asked, or is not that of this cluster.
             StorageError: the disk is full, or failed.
         """
-        if not self._engine.is_deleted(ledger_id):
+        engine = self._engine
+        while not engine.is_deleted(ledger_id):
+            # Rule 15: before the store is asked. Behind its answer a ledger may be made, and entries taken.
+            is_known = engine.known.is_known(ledger_id)
             await self._store.sync(ledger_key(ledger_id))
             if not await self._is_gone(ledger_id):
                 return False
             await self.check_cluster()
             await self._check_droppable(ledger_id)
-        if not self._engine.is_deleted(ledger_id):
-            await self._bury(ledger_id)
+            if not engine.is_deleted(ledger_id) and engine.known.is_known(ledger_id) == is_known:
+                await self._bury(ledger_id)
         await when_durable(self._engine.barrier)
         return True
 

@@ -116,6 +116,22 @@ async def test_an_add_that_a_bookie_hears_of_only_after_the_deletion_is_refused_
     assert await held(client) == []
 
 
+async def test_a_ledger_that_is_made_while_a_deletion_of_its_id_is_looked_into_is_kept(
+    bookies: Bookies, bookie: Bookie, client: RawClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Anybody may ask for the deletion of an id that was given out. Its ledger is made a moment later."""
+    gc, writer = deletions_of(bookie), await bookies.connect(bookie)
+    check = gc._check_droppable
+
+    async def made_meanwhile(ledger_id: int) -> None:
+        await check(ledger_id)
+        await fill(bookies, writer, ledger_id)
+
+    monkeypatch.setattr(gc, "_check_droppable", made_meanwhile)
+    assert (await client.call(Delete(7))).status is Status.BAD_REQUEST
+    assert (await client.call(Read(7, NO_TERM, 0, 0, 0, 1, 1000))).entries == [(0, b"entry")]
+
+
 async def test_an_add_behind_a_tombstone_is_answered_when_the_tombstone_is_durable(bookies: Bookies) -> None:
     disk = bookies.disk()
     bookie = await bookies.start(disk=disk)

@@ -482,6 +482,12 @@ MUTANTS = [
         tests=("tests/bookie_aio/server/test_server_set_back.py", "-k", "raised_in_the_copy"),
     ),
     Mutant(
+        499, "a bookie buries a ledger that was made while it looked into a deletion of its id",
+        (Edit("bookie_aio.server.ledger_gc:LedgerGarbageCollector.drop_if_deleted",
+              "engine.known.is_known(ledger_id) == is_known", "True"),),
+        tests=("tests/bookie_aio/server/test_server_ledger_gc.py", "-k", "looked_into"),
+    ),
+    Mutant(
         375, "a record is a gap though a bookie that may have it did not answer",
         (Edit("client_aio.log.gaps:_lost_entry", " or error.is_unanswered", ""),),
         tests=("tests/client_aio/test_client_gaps.py",),
