@@ -6,7 +6,7 @@ metadata what was given up. Readers of a log then meet a gap there, and not a si
 
 As much of rule 12 is kept as can be. The bookies that answer are fenced first. Entries are verified, and one
 compare-and-set closes the ledger. Nothing is written back, since a lost ensemble has no room for it. A repair
-makes the missing copies.
+makes the missing copies. A bookie that has a tombstone of the ledger answers that it holds nothing.
 
 One promise is not kept. A writer that still reaches bookies which this client does not reach may go on
 acknowledging entries, until its next change of the metadata. These are lost as well.
@@ -26,7 +26,7 @@ from client_aio.core.read_plan import ClassRange, checked_blocks
 from client_aio.core.recovery import LossyEnd, believed, entered, fencing_lac_read
 from client_aio.ledger.metadata_update import VersionedLedgerMetadata
 from client_aio.ledger.recovery import recover_ledger
-from metadata.errors import BookKeeperError, LedgerRecoveryError
+from metadata.errors import BookKeeperError, LedgerRecoveryError, NoSuchLedgerError
 from metadata.ids import ENTRY_ID_MAX, NO_ENTRY
 from metadata.model.ledger import GivenUp
 
@@ -72,7 +72,8 @@ async def recover_with_loss(
 class _Holding(NamedTuple):
     """The state of one bookie of the last fragment, which is fenced there now."""
 
-    connection: BookieConnection
+    connection: BookieConnection | None
+    """None where it has a tombstone of the ledger: it has no entries, and never takes any."""
     lac: int
     rows: list[Row]
 
@@ -167,6 +168,8 @@ async def _ask(
         # After the fence: an entry that the bookie took before it is in the list.
         connection = await context.pool.get(bookie_id)
         rows, _ = await list_entries(connection, metadata.ledger_id, first_entry, ENTRY_ID_MAX, timeout_s)
+    except NoSuchLedgerError:
+        return _Holding(None, first_entry - 1, [])
     except BookKeeperError as error:
         logger.warning("ledger=%d bookie=%s gives no answer: %s", metadata.ledger_id, bookie_id, error)
         return None
@@ -212,7 +215,7 @@ class _Reads:
                 return fragment.first_entry - 1, self._metadata.length_before
             open_question: _NoVerdict | None = None
             for each in holdings:
-                if _last_below(each.rows, above) == last:
+                if each.connection is not None and _last_below(each.rows, above) == last:
                     try:
                         length = await self._length_at(last, each.connection)
                     except _NoVerdict as error:

@@ -47,12 +47,15 @@ from metadata.errors import (
     LedgerFencedError,
     LedgerRecoveryError,
     MetadataUnavailableError,
+    NoSuchLedgerError,
     NotEnoughBookiesError,
 )
 from metadata.ids import ENTRY_ID_MAX, NO_ENTRY
 from metadata.model.ledger import Fragment, LedgerMetadata, LedgerState, with_ensemble
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from bookie_aio.wire.blocks import Block, LacStatement
     from client_aio.context import ClientContext
     from client_aio.core.add_window import AddGroup
@@ -76,6 +79,7 @@ async def recover_ledger(
 
     A writer that is alive is fenced: it acknowledges nothing more. Where too few bookies answer to find the
     end, it is not: that is checked before. Cancellation leaves the ledger IN_RECOVERY, to be recovered again.
+    Where the bookies of the last fragment have buried the ledger, it is closed behind the earlier fragments.
 
     Args:
         only: if the ledger is OPEN with another last fragment than this one, leave it unchanged.
@@ -114,10 +118,15 @@ async def recover_ledger(
         try:
             last_entry, length = await recovery.run()
         except LedgerRecoveryError:
+            is_over = False
             with suppress(MetadataUnavailableError):
                 # The ledger may have been deleted meanwhile: then its bookies do not answer either.
                 await context.ledgers.read(ledger_id, sync=True)
-            raise
+                is_over = await is_buried(context, held.current, digest, recovery_term(held.current))
+            if not is_over:
+                raise
+            last_entry, length = held.current.last_fragment.first_entry - 1, held.current.length_before
+            logger.error("ledger=%d is closed behind entry %d: its bookies buried it", ledger_id, last_entry)
         short_from = recovery.below_write_quorum_from
         if await held.update(
             RecoveredEnd(held.current, recovery.fragments, last_entry, length, short_from).apply
@@ -149,12 +158,43 @@ async def check_reach(
         known = metadata
         try:
             metadata, _ = await context.ledgers.read(known.ledger_id, sync=True)
+            if metadata.is_closed or await is_buried(context, metadata, digest):
+                return
         except MetadataUnavailableError:
             raise error from None
-        if metadata.is_closed:
-            return
         if metadata.last_fragment == known.last_fragment:
             raise error
+
+
+async def is_buried(
+    context: ClientContext, metadata: LedgerMetadata, digest: Digest, term: int = NO_TERM
+) -> bool:
+    """Return whether every bookie of the last fragment has a tombstone of the ledger.
+
+    Each tombstone refuses adds for ever (rule 15). So nobody can acknowledge an entry of the fragment any
+    more, nor read one. A bookie drops what it has only when the metadata store has no such ledger. So the
+    ledger was deleted before the metadata were set back, or the id was buried before the ledger was made.
+    The other bookies of a wide scope must hold nothing of the fragment.
+
+    Args:
+        term: fences these other bookies.
+    """
+    scope = await recovery_scope(context, metadata)
+    reach = _Reach(context, metadata, digest, scope, at_ack_quorum=False)
+    asking = [reach.ask_one(bookie_id, term) for bookie_id in scope.bookies]
+    answers = await asyncio.gather(*asking, return_exceptions=True)
+    named, first_entry = len(metadata.last_fragment.bookies), metadata.last_fragment.first_entry
+
+    def has_nothing(answer: ReadLacAnswer | BaseException) -> bool:
+        if isinstance(answer, BaseException) or answer.is_damaged:
+            return False
+        lac = NO_ENTRY if answer.statement is None else answer.statement.lac
+        return max(lac, answer.last_entry) < first_entry
+
+    return all(
+        isinstance(each, NoSuchLedgerError) or (seat >= named and has_nothing(each))
+        for seat, each in enumerate(answers)
+    )
 
 
 async def _out_of_reach(
@@ -189,7 +229,7 @@ class _Reach:
         self._highest = NO_ENTRY
         self._is_displaced = False  # a bookie that is not named may hold entries of the last fragment
         self._silent = 0
-        self._errors: dict[str, str] = {}
+        self._errors: dict[str, BookKeeperError] = {}
         self._lossy: dict[str, str] = {}
         self._refusing: set[str] = set()  # answered with an error, or not in time: reached, and of no use
         self._has_others = False  # in place of the bookies that have not answered
@@ -222,7 +262,7 @@ class _Reach:
     async def ask(self) -> None:
         """Ask all bookies, until the answers are enough or there are no more."""
         asked, directory = self._scope.bookies, self._context.pool.directory
-        tasks = {asyncio.create_task(self._ask(name)): seat for seat, name in enumerate(asked)}
+        tasks = {asyncio.create_task(self.ask_one(name)): seat for seat, name in enumerate(asked)}
         waiting, may_look = set(tasks), not self._is_whole
         changing = asyncio.create_task(directory.wait_for_membership_change())
         try:
@@ -238,7 +278,7 @@ class _Reach:
                     # A bookie that did not answer may be back, while another one hangs for its whole timeout.
                     changing = asyncio.create_task(directory.wait_for_membership_change())
                     silent = indexes_of(self._silent)
-                    again = {asyncio.create_task(self._ask(asked[seat])): seat for seat in silent}
+                    again = {asyncio.create_task(self.ask_one(asked[seat])): seat for seat in silent}
                     tasks |= again
                     waiting |= again.keys()
                     self._errors, self._silent = {}, 0
@@ -251,10 +291,11 @@ class _Reach:
                 each.cancel()
             await asyncio.gather(*waiting, changing, return_exceptions=True)
 
-    async def _ask(self, bookie_id: str) -> ReadLacAnswer:
+    async def ask_one(self, bookie_id: str, term: int = NO_TERM) -> ReadLacAnswer:
+        """Ask one bookie. Raises BookKeeperError."""
         answer, _ = await self._context.pool.ask(
             bookie_id,
-            ReadLac(self._metadata.ledger_id, NO_TERM, NO_ENTRY, 0),
+            ReadLac(self._metadata.ledger_id, term, NO_ENTRY, 0),
             ReadLacAnswer,
             timeout_s=self._context.config.read_timeout_s,
             ledger_id=self._metadata.ledger_id,
@@ -275,7 +316,7 @@ class _Reach:
             if seat >= len(self._ensemble) and answer.last_entry >= self._metadata.last_fragment.first_entry:
                 self._is_displaced = True
         elif isinstance(error, BookKeeperError):
-            self._errors[bookie_id] = str(error)
+            self._errors[bookie_id] = error
             self._silent |= 1 << seat
             if not isinstance(error, BookieUnavailableError):
                 self._refusing.add(bookie_id)
@@ -303,7 +344,7 @@ class _Reach:
             return _uncovered(metadata, self._scope, self._errors, _NOTHING_DONE)
         if not self._tally.can_end:
             what = "has an end that cannot be found"
-            return _uncovered(metadata, self._scope, self._errors | self._lossy, _NOTHING_DONE, what)
+            return _uncovered(metadata, self._scope, {**self._errors, **self._lossy}, _NOTHING_DONE, what)
         if not self._is_enough:
             await self._look_for_others()
         if self._is_enough or not (self._is_whole or await self._must_write_back(first)):
@@ -353,10 +394,13 @@ _NOTHING_DONE = "Nothing was done: its writer, if it has one, goes on"
 def _uncovered(
     metadata: LedgerMetadata,
     scope: RecoveryScope,
-    errors: dict[str, str],
+    errors: Mapping[str, object],
     advice: str,
     what: str = "cannot be fenced",
 ) -> LedgerRecoveryError:
+    if any(isinstance(each, NoSuchLedgerError) for each in errors.values()):
+        advice += ". Bookies that have deleted the ledger stay missing"
+        advice += "" if metadata.is_unbounded else ": only accept_loss closes it without them"
     if scope.is_wide:
         what += ". The metadata store was set back, so any bookie may hold entries"
         advice += ". `bookie-aio bookie forget` leaves out one that is gone for good"
@@ -367,7 +411,7 @@ def _uncovered(
     )
 
 
-def _why(scope: RecoveryScope, errors: dict[str, str]) -> str:
+def _why(scope: RecoveryScope, errors: Mapping[str, object]) -> str:
     return "; ".join(f"{name} ({errors[name]})" for name in scope.bookies if name in errors)
 
 
@@ -459,7 +503,7 @@ class Recovery:
             asyncio.create_task(self._fence_one(seat, bookie_id)): seat
             for seat, bookie_id in enumerate(asked)
         }
-        waiting, errors = set(tasks), dict[str, str]()
+        waiting, errors = set(tasks), dict[str, BookKeeperError]()
         try:
             while waiting and not tally.is_covered:
                 done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -476,7 +520,7 @@ class Recovery:
                     elif isinstance(error, LedgerFencedError):
                         raise fenced_by_term(self.metadata.ledger_id, error)
                     elif isinstance(error, BookKeeperError):
-                        errors[asked[seat]] = str(error)
+                        errors[asked[seat]] = error
                     else:
                         raise error
         finally:

@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING
 from client_aio.config import check_flags
 from client_aio.context import ContextOwner, on_own_loop
 from client_aio.core.read_plan import check_range, trimmed
+from client_aio.core.recovery import recovery_term
 from client_aio.handles import AwaitableContext
 from client_aio.healing import APPEND_TIMEOUT_S, check_timeout
 from client_aio.ledger.accept_loss import recover_with_loss
 from client_aio.ledger.create import LedgerSettings, create_metadata
 from client_aio.ledger.reader import LedgerReader
-from client_aio.ledger.recovery import recover_ledger
+from client_aio.ledger.recovery import is_buried, recover_ledger
 from client_aio.unbounded.paged_fragments import PagedEntries, VersionedFragments
 from client_aio.unbounded.writer import FRAGMENT_BYTES, UnboundedLedgerWriter, sealed, take_ledger_over
 from metadata.access.fragments import LedgerNames
@@ -32,6 +33,7 @@ from metadata.errors import (
     BookieUnavailableError,
     InvalidArgumentError,
     LedgerExistsError,
+    LedgerRecoveryError,
     MetadataUnavailableError,
     NoSuchLedgerError,
     VersionConflictError,
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
 
     from client_aio.context import ClientContext
     from client_aio.ledger.entry_reader import BatchStream, EntrySource, EntryStream
+    from metadata.model.ledger import LedgerMetadata
 
 
 class UnboundedLedgerReader(LedgerReader):
@@ -131,6 +134,7 @@ class UnboundedLedgerOperations(ContextOwner):
         The takeover fences the present writer: its outstanding adds fail with LedgerFencedError, and may or
         may not be part of the ledger. Acknowledged entries are kept, and the ledger goes on behind them. The
         arguments from `ensemble_size` on are those of `create_ledger`, for a ledger that is created here.
+        Where its bookies have all buried its id before it had a writer, its name gets another ledger like it.
 
         Args:
             name_or_id: the ledger's name, 1 to 100 letters, digits, '_', '.', ':' or '-', beginning with a
@@ -171,7 +175,6 @@ class UnboundedLedgerOperations(ContextOwner):
         settings = settings_of(
             ensemble_size, write_quorum, ack_quorum, digest=digest, password=password, custom=custom_metadata
         )
-
         take_over = partial(
             take_ledger_over,
             self._context,
@@ -179,7 +182,8 @@ class UnboundedLedgerOperations(ContextOwner):
             fragment_bytes=fragment_bytes,
             append_timeout_s=append_timeout_s,
         )
-        return AwaitableContext(partial(self._take_over, name_or_id, settings if create else None, take_over))
+        to_make = settings if create else None
+        return AwaitableContext(partial(self._take_over, name_or_id, to_make, take_over, password))
 
     async def create_unbounded_ledger(
         self,
@@ -301,6 +305,7 @@ class UnboundedLedgerOperations(ContextOwner):
         name_or_id: str | int,
         settings: LedgerSettings | None,
         take_over: Callable[[int], Awaitable[UnboundedLedgerWriter]],
+        password: bytes,
     ) -> UnboundedLedgerWriter:
         while True:
             self._context.check_open()
@@ -310,7 +315,32 @@ class UnboundedLedgerOperations(ContextOwner):
             except NoSuchLedgerError:
                 if settings is None or ledger_id == name_or_id:
                     raise
-            # The ledger has been deleted meanwhile: create it again.
+                # The ledger has been deleted meanwhile: create it again.
+            except LedgerRecoveryError:
+                is_named = isinstance(name_or_id, str)
+                if not (is_named and await self._replace_buried(str(name_or_id), ledger_id, password)):
+                    raise
+
+    async def _replace_buried(self, name: str, ledger_id: int, password: bytes) -> bool:
+        """Put another ledger in the place of one that no writer has opened and none can: its id is buried.
+
+        An interruption in between leaves the name without a ledger. A ledger that had a writer is kept: what
+        it acknowledged was dropped by its bookies, and only who deletes the ledger says that this is right.
+        """
+        context = self._context
+        with contextlib.suppress(VersionConflictError, NoSuchLedgerError, LedgerExistsError):
+            metadata, version = await context.ledgers.read(ledger_id, sync=True)
+            fragment, digest = metadata.last_fragment, await context.unlock(metadata, password)
+            if (fragment.first_entry, fragment.content_term) != (0, 0):
+                return False
+            # A takeover has just failed, under this term.
+            if not await is_buried(context, metadata, digest, recovery_term(metadata)):
+                return False
+            logger.warning("ledger=%d is made anew as %s: its bookies have buried the id", ledger_id, name)
+            # Only at this version: a takeover changes the metadata before there is a writer.
+            await context.ledgers.delete(ledger_id, version)
+            await self._make(name, settings_like(metadata, password))
+        return True
 
     async def _find_or_make(self, name_or_id: str | int, settings: LedgerSettings | None) -> int:
         while True:
@@ -398,6 +428,18 @@ def settings_of(
         digest=digest or (DIGEST_HMAC if password else DIGEST_CRC),
         password=password,
         custom_metadata=custom,
+    )
+
+
+def settings_like(metadata: LedgerMetadata, password: bytes) -> LedgerSettings:
+    """Return the settings of a ledger, to make another one like it."""
+    return LedgerSettings(
+        ensemble_size=metadata.ensemble_size,
+        write_quorum=metadata.write_quorum,
+        ack_quorum=metadata.ack_quorum,
+        digest=metadata.digest,
+        password=password,
+        custom_metadata=metadata.custom,
     )
 
 

@@ -16,8 +16,9 @@ import client_aio
 from bookie_aio.wire.messages import Delete, ReadLac, Status
 from client_aio import LedgerState
 from client_aio.ledger import create, recovery
+from metadata.access.bookies import SetBack, SetBacks
 from metadata.errors import MetadataUnavailableError, Outcome
-from metadata.ids import NO_ENTRY, TERM_FINAL
+from metadata.ids import NO_ENTRY, TERM_FINAL, ledger_key
 from tests.support.cluster import Cluster
 from tests.support.rawclient import RawClient
 
@@ -263,3 +264,155 @@ async def test_a_recovery_ends_though_nobody_can_be_asked_whether_the_ledger_exi
         async with asyncio.timeout(WAIT_S):
             with pytest.raises(client_aio.LedgerRecoveryError, match="whether it exists cannot be asked"):
                 await client.open_ledger(1, recover=True)
+
+
+# --- ids that every bookie has buried ---
+
+
+async def bury_everywhere(cluster: Cluster, *ledger_ids: int) -> None:
+    for bookie_id in cluster.bookies:
+        await bury(cluster, bookie_id, *ledger_ids)
+
+
+async def bury_what_is_there(cluster: Cluster, client: client_aio.Client, ledger_id: int, *but: str) -> None:
+    """Let bookies bury a ledger as if the metadata had been set back to a copy without it, and came back."""
+    store, key = client._context.ledgers.store, ledger_key(ledger_id)
+    value = (await store.read(key)).value
+    await store.delete(key)
+    for bookie_id in cluster.bookies.keys() - set(but):
+        await bury(cluster, bookie_id, ledger_id)
+    await store.create(key, value)
+
+
+async def make_stuck_log(client: client_aio.Client) -> int:
+    """Make a log whose writer died behind the creation of its first ledger; return the ledger's id."""
+    log = await client.open_log("orders")
+    await log.abort()
+    return log.ledger_id
+
+
+async def test_a_log_goes_on_behind_ledgers_that_all_bookies_have_buried(cluster: Cluster) -> None:
+    async with client_aio.connect(cluster.uri) as client:
+        await draw_ids(client)
+        await bury_everywhere(cluster, 1, 2, 3)
+        assert await make_stuck_log(client) == 1
+        for data in (b"x", b"y"):  # the first one draws the other buried ids, too
+            async with client.open_log("orders") as log:
+                await log.append(data)
+        rows = (await client.log_metadata("orders")).rows
+        buried = [await client.ledger_metadata(row.ledger_id) for row in rows[:3]]
+        assert [(each.ledger_id, each.state, each.last_entry) for each in buried] == [
+            (ledger_id, LedgerState.CLOSED, NO_ENTRY) for ledger_id in (1, 2, 3)
+        ]
+        assert [record.data async for record in client.read_log("orders")] == [b"x", b"y"]
+
+
+@pytest.mark.parametrize("create", [True, False])
+async def test_an_unbounded_ledger_whose_id_all_bookies_have_buried_gets_another_one(
+    cluster: Cluster, create: bool
+) -> None:
+    sizes = {"ensemble_size": 2, "write_quorum": 2, "ack_quorum": 2}
+    async with client_aio.connect(cluster.uri) as client:
+        await draw_ids(client)
+        await bury_everywhere(cluster, 1)
+        custom = {"app": b"demo"}
+        assert await client.create_unbounded_ledger("payments", custom_metadata=custom, **sizes) == 1
+        with pytest.raises(client_aio.LedgerRecoveryError, match="stay missing"):
+            await client.open_unbounded_ledger(1)  # by its id there is no other one
+        for data in (b"0", b"1"):
+            async with client.open_unbounded_ledger("payments", create=create) as ledger:
+                assert ledger.ledger_id > 1
+                assert (ledger.metadata.ensemble_size, ledger.metadata.custom) == (2, custom)
+                await ledger.add_entry(data)
+        entries = client.read_unbounded_ledger("payments", follow=False)
+        assert [entry.data async for entry in entries] == [b"0", b"1"]
+        assert [one async for one in client.list_ledgers()] == [0, ledger.ledger_id]
+
+
+async def test_an_unbounded_ledger_that_had_a_writer_is_not_replaced_where_its_bookies_have_buried_it(
+    cluster: Cluster,
+) -> None:
+    """What it acknowledged is gone. Whoever wants the name again deletes the ledger."""
+    async with client_aio.connect(cluster.uri) as client:
+        async with client.open_unbounded_ledger("payments") as ledger:
+            await ledger.add_entry(b"0")
+        await bury_what_is_there(cluster, client, ledger.ledger_id)
+        with pytest.raises(client_aio.LedgerRecoveryError, match="stay missing"):
+            await client.open_unbounded_ledger("payments")
+        assert (await client.ledger_metadata(ledger.ledger_id)).last_fragment.content_term == 1
+        await client.delete_ledger(ledger.ledger_id)
+        async with client.open_unbounded_ledger("payments") as ledger:
+            assert await ledger.add_entry(b"0") == 0
+
+
+async def test_a_recovery_closes_what_all_bookies_have_buried_and_says_so(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with client_aio.connect(cluster.uri) as client:
+        ledger = await client.create_ledger()
+        await ledger.add_entry(b"0")
+        await ledger.abort()
+        await bury_what_is_there(cluster, client, ledger.ledger_id)
+        closed = await client.open_ledger(ledger.ledger_id, recover=True)
+        assert closed.last_add_confirmed == NO_ENTRY
+        assert "its bookies buried it" in caplog.text
+
+
+@pytest.mark.parametrize("is_down", [False, True])
+async def test_a_ledger_that_only_some_bookies_have_buried_is_closed_by_accepting_the_loss(
+    cluster: Cluster, is_down: bool
+) -> None:
+    """The last bookie may hold, or holds, what was acknowledged: only an operator gives that up."""
+    async with client_aio.connect(cluster.uri, connect_timeout_s=1) as client:
+        log = await client.open_log("orders")
+        await log.append(b"x")
+        await log.abort()
+        await bury_what_is_there(cluster, client, log.ledger_id, "b3")
+        if is_down:
+            await cluster["b3"].kill()
+        with pytest.raises(client_aio.LedgerRecoveryError, match="accept_loss"):
+            await client.open_log("orders")
+        assert not (await client.ledger_metadata(log.ledger_id)).is_closed
+        closed = await client.open_ledger(log.ledger_id, recover=True, accept_loss=True)
+        given_up = closed.metadata.given_up
+        assert given_up is not None
+        assert given_up.bookies == (("b3",) if is_down else ())
+        assert closed.last_add_confirmed == (NO_ENTRY if is_down else 0)
+        if is_down:
+            await cluster["b3"].start()
+        async with client.open_log("orders") as log:
+            await log.append(b"y")
+        records = client.read_log("orders", on_gap="skip")
+        found = [one.data async for one in records if isinstance(one, client_aio.LogRecord)]
+        assert found == ([b"y"] if is_down else [b"x", b"y"])
+
+
+@pytest.mark.parametrize("is_held", [False, True])
+async def test_after_a_set_back_no_other_bookie_may_hold_anything_of_a_buried_ledger(
+    tmp_path: Path, is_held: bool
+) -> None:
+    """The writer may have replaced the bookies that the older metadata name."""
+    async with (
+        asyncio.timeout(WAIT_S),
+        Cluster(tmp_path, bookies=4) as cluster,
+        client_aio.connect(cluster.uri) as client,
+    ):
+        log = await client.open_log("orders")
+        await log.abort()
+        (other,) = (
+            cluster.bookies.keys() - (await client.ledger_metadata(log.ledger_id)).last_fragment.bookies
+        )
+        await bury_what_is_there(cluster, client, log.ledger_id, other)
+        if is_held:
+            async with await RawClient.connect(cluster[other].addresses[0]) as raw:
+                assert (await raw.add(log.ledger_id, 0, [b"acknowledged"])).status is Status.OK
+        event = SetBack("an event", "b1", 0, log.ledger_id + 100, [])
+        await SetBacks().replace(client._context.ledgers.store, [event])
+        if is_held:
+            with pytest.raises(client_aio.LedgerRecoveryError, match="accept_loss"):
+                await client.open_log("orders")
+            assert not (await client.ledger_metadata(log.ledger_id)).is_closed
+            return
+        async with client.open_log("orders") as log:
+            await log.append(b"x")
+        assert [record.data async for record in client.read_log("orders")] == [b"x"]

@@ -8,6 +8,7 @@ from bookie_aio.server.backpressure import _in_slow_lane
 from tests.sim.mutants.planting import Edit, Mutant, Swap
 
 _ONE = "b1"
+_BURIED_TESTS = "tests/integration/test_buried_ids.py"
 
 
 def _failing_start(start: Any) -> Any:
@@ -480,6 +481,22 @@ MUTANTS = [
         (Edit("bookie_aio.server.ledger_gc:LedgerGarbageCollector._end_marks",
               "self._settled, self._is_second_look = IdRanges(), True", "self._is_second_look = True"),),
         tests=("tests/bookie_aio/server/test_server_set_back.py", "-k", "raised_in_the_copy"),
+    ),
+    Mutant(
+        496, "a ledger whose id all its bookies have buried is never closed",
+        (Edit("client_aio.ledger.recovery:is_buried", "return all(", "return False and all("),),
+        tests=(_BURIED_TESTS, "-k", "that_all_bookies_have_buried"),
+    ),
+    Mutant(
+        497, "a ledger is closed as empty though a bookie may hold what was acknowledged",
+        (Edit("client_aio.ledger.recovery:is_buried", "return all(", "return any("),),
+        tests=(_BURIED_TESTS, "-k", "only_some_bookies"),
+    ),
+    Mutant(
+        498, "an unbounded ledger that had a writer is made anew where its bookies have buried it",
+        (Edit("client_aio.unbounded.operations:UnboundedLedgerOperations._replace_buried",
+              "if (fragment.first_entry, fragment.content_term) != (0, 0):", "if False:"),),
+        tests=(_BURIED_TESTS, "-k", "had_a_writer"),
     ),
     Mutant(
         499, "a bookie buries a ledger that was made while it looked into a deletion of its id",
