@@ -16,7 +16,7 @@ from collections.abc import AsyncGenerator
 from datetime import datetime
 from typing import TYPE_CHECKING, NamedTuple
 
-from client_aio.core.log_chain import LogCursor, Step, check_begun, row_at_time
+from client_aio.core.log_chain import NOT_CLOSED_MAX, LogCursor, Step, check_begun, row_at_time
 from client_aio.ledger.entry_reader import EntryBatch
 from client_aio.ledger.reader import LedgerReader
 from client_aio.log.gaps import Hole, LogGap, is_missing, read_past_loss
@@ -261,10 +261,6 @@ class LogReading:
                 cursor = LogCursor(await self._begin(head))
             except NoSuchKeyError as error:
                 await self._lists.check_changed(version, error)
-            except NoSuchLedgerError:
-                # The ledger was truncated since, or is missing for good.
-                if (await self._lists.read(sync=True))[1] == version:
-                    raise
             else:
                 self._incarnation = version.incarnation
                 try:
@@ -290,21 +286,26 @@ class LogReading:
         raise AssertionError(f"start is {self._start!r}")
 
     async def _end(self, head: LogHead) -> Position:
-        """Return the position behind the last record, by the bookies' present answers."""
-        rows = head.newest
-        for row in reversed(rows[-2:]):
+        """Return the position behind the last record, by the bookies' present answers.
+
+        A ledger that is CLOSED, or missing, gets no more records: the end lies behind it, and so behind what
+        was lost there.
+        """
+        rows = head.newest[-NOT_CLOSED_MAX:]
+        end = Position(rows[-1].id + 1, 0) if rows else head.begins_at
+        for row in reversed(rows):
             try:
                 reader = await self._open(row)
+                await reader.read_last_add_confirmed()
             except NoSuchLedgerError:
-                if not self._skips_gaps:
-                    raise
-                return Position(row.id, 0)  # The gap is the first thing to be read.
-            await reader.read_last_add_confirmed()
-            if reader.last_add_confirmed >= 0 or row is rows[-2:][0]:
-                # An empty ledger is not the log's end, even if CLOSED: a takeover that died half-way closes
-                # the ledger that is listed ahead, and the ledger before it still grows.
-                return Position(row.id, reader.last_add_confirmed + 1)
-        return head.begins_at
+                continue
+            if not reader.is_closed:
+                end = Position(row.id, reader.last_add_confirmed + 1)
+            if reader.last_add_confirmed >= 0:
+                break
+            # An empty ledger is not the log's end, even if CLOSED: a takeover that died half-way closes the
+            # ledger that is listed ahead, and the ledger before it still grows.
+        return end
 
     async def _at_time(self, head: LogHead, time_ms: int) -> Position:
         """Return the beginning of a ledger; no record before it was written at that time or later."""

@@ -66,13 +66,7 @@ async def truncate_log(
     while True:
         lists.check_same(version, incarnation)
         await _check_password(context, head, password)
-        try:
-            bounded = await _bounded(context, head, before, password)
-        except NoSuchLedgerError:
-            known, (head, version) = version, await lists.read(sync=True)
-            if version == known:
-                raise
-            continue  # The log was truncated, or another log was made, since the list was read.
+        bounded = await _bounded(context, head, before, password)
 
         async def apply(found: LogHead, known: LogHead = head, bounded: Position = bounded) -> LogHead | None:
             # `bounded` holds for the list `known` alone: another list may even be another log's of this name.
@@ -110,6 +104,9 @@ async def _check_password(context: ClientContext, head: LogHead, password: bytes
 async def _bounded(context: ClientContext, head: LogHead, before: Position, password: bytes) -> Position:
     """Return the position, lowered until only CLOSED ledgers and records already acknowledged lie before it.
 
+    A ledger that is missing takes no more adds. Somebody deleted it by hand; or the list has changed, and the
+    result is not used.
+
     Raises:
         InvalidArgumentError: the position lies behind the last ledger.
     """
@@ -119,14 +116,15 @@ async def _bounded(context: ClientContext, head: LogHead, before: Position, pass
             f"log {head.name!r} cannot be truncated before {before}: its last ledger is {last}"
         )
     for row in to_recover(head):
-        if row.id < before.ledger_id:
-            metadata, _ = await context.ledgers.read(row.ledger_id)
-            if not metadata.is_closed:
-                return Position(row.id, 0)
-        elif row.id == before.ledger_id:
-            reader = await open_row(context, row, password)
-            await ask_lac(reader)
-            return min(before, Position(row.id, reader.last_add_confirmed + 1))
+        with suppress(NoSuchLedgerError):
+            if row.id < before.ledger_id:
+                metadata, _ = await context.ledgers.read(row.ledger_id)
+                if not metadata.is_closed:
+                    return Position(row.id, 0)
+            elif row.id == before.ledger_id:
+                reader = await open_row(context, row, password)
+                await ask_lac(reader)
+                return min(before, Position(row.id, reader.last_add_confirmed + 1))
     return before
 
 

@@ -73,6 +73,28 @@ async def test_a_loss_that_was_accepted_is_told_at_the_end_of_a_page_of_the_list
             _ = [each async for each in now.client.read_log("orders", client_aio.Position(last, 0))]
 
 
+@pytest.mark.parametrize("lost", ["closed with a loss", "missing"])
+@pytest.mark.parametrize("follows", ["nothing", "an empty ledger", "nothing that is left of it"])
+async def test_who_reads_from_the_end_on_is_not_told_of_a_loss_before_it(lost: str, follows: str) -> None:
+    async with scene() as now, asyncio.timeout(WAIT_S):
+        await now.create()
+        await now.change(lambda metadata: metadata.begin_recovery())
+        await now.change(lambda metadata: metadata.close_with_loss(2, 3, GivenUp(2, ("b0", "b1"), 0)))
+        rows = [LogRow(LEDGER, LEDGER, 1)]
+        if follows != "nothing":
+            await now.create(ledger_id=LEDGER + 1)
+            rows.append(LogRow(LEDGER + 1, LEDGER + 1, 1))
+        if follows == "nothing that is left of it":
+            metadata, version = await now.ledgers.read(LEDGER + 1)
+            empty = metadata.begin_recovery().close_with_loss(-1, 0, GivenUp(-1, ("b0", "b1"), 0))
+            await now.ledgers.compare_and_set(empty, version)
+        if lost == "missing":
+            await now.ledgers.delete(LEDGER)
+        await list_rows(now, rows)
+        assert [each async for each in now.client.read_log("orders", "end")] == []
+        assert [each async for each in now.client.read_log("orders", "end", on_gap="skip")] == []
+
+
 @pytest.mark.parametrize("more", [[], [5]])
 async def test_behind_the_last_entry_that_a_bookie_lists_one_gap_is_told(more: list[int]) -> None:
     async with scene(bookies=2) as now, asyncio.timeout(WAIT_S):

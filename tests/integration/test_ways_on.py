@@ -17,6 +17,7 @@ from client_aio.ledger.recovery import recover_ledger
 from client_aio.log.ownership import claim
 from metadata.ids import ledger_key
 from tests.support.cluster import Cluster
+from tests.support.following import appended_until_followed
 from tests.support.links import Links
 from tests.support.replicas import lose, stored
 
@@ -85,6 +86,30 @@ class TestGaps:
                     ]
 
             assert await asyncio.to_thread(read) == [b"one", b"gap", b"three", b"four"]
+
+    @pytest.mark.parametrize("is_reopened", [True, False])
+    async def test_a_log_is_truncated_though_one_of_its_last_ledgers_was_deleted_by_force(
+        self, cluster: Cluster, is_reopened: bool
+    ) -> None:
+        async with client_aio.connect(cluster.uri) as client:
+            for record in (b"one", b"two"):
+                async with client.open_log("orders") as log:
+                    await log.append(record)
+            first, missing = (await client.log_metadata("orders")).rows
+            await client.delete_ledger(missing.ledger_id, force=True)
+            if is_reopened:
+                log = await client.open_log("orders")
+                await log.append(b"three")
+            last = (await client.log_metadata("orders")).rows[-1]
+            dropped = await client.truncate_log("orders", client_aio.Position(last.id, 0))
+            assert dropped == ([first, missing] if is_reopened else [first])
+            assert [row.id for row in (await client.log_metadata("orders")).rows] == [last.id]
+            with pytest.raises(client_aio.NoSuchLedgerError):
+                await client.ledger_metadata(first.ledger_id)
+            if is_reopened:
+                assert await what_is_read(client, "orders") == [b"three"]
+                await log.append(b"four")
+                await log.close()
 
     async def test_a_bookie_that_is_away_is_no_gap(self, tmp_path: Path) -> None:
         async with (
@@ -171,14 +196,17 @@ class TestAcceptLoss:
             assert given_up is not None
             assert given_up.bookies == lost
             assert (given_up.lac, given_up.missing) == (2, 0)
+            assert [record async for record in client.read_log("orders", "end")] == []
             async with client.open_log("orders") as log:
+                async with aclosing(client.read_log("orders", "end", follow=True)) as following:
+                    assert (await appended_until_followed(log, following)).data.startswith(b"followed")
                 await log.append(b"three")
             with pytest.raises(client_aio.RecordsLostError) as caught:
                 _ = [record async for record in client.read_log("orders")]
             assert caught.value.ledger_id == ledger_id
-            assert await what_is_read(client, "orders") == [
-                b"one", b"two-0", b"two-1", b"two-2", (f"{ledger_id}:3", None), b"three",
-            ]  # fmt: skip
+            found = await what_is_read(client, "orders")
+            assert found[:5] == [b"one", b"two-0", b"two-1", b"two-2", (f"{ledger_id}:3", None)]
+            assert found[-1] == b"three"
 
     async def test_a_ledger_that_can_be_recovered_gives_nothing_up(self, cluster: Cluster) -> None:
         async with client_aio.connect(cluster.uri) as client:

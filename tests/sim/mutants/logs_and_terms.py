@@ -250,6 +250,17 @@ MUTANTS = [
         tests=("tests/client_aio/test_client_gaps.py", "-k", "accepted"),
     ),
     Mutant(
+        512, "a ledger that was deleted by force keeps its log from being truncated",
+        (Edit("client_aio.log.truncation:_bounded", "suppress(NoSuchLedgerError)",
+              "suppress(UnauthorizedAccessError)"),),
+        tests=("tests/integration/test_ways_on.py", "-k", "truncated_though"),
+    ),
+    Mutant(
+        513, "the end of a log lies in a ledger that is CLOSED, before what was lost there",
+        (Edit("client_aio.log.reader:LogReading._end", "if not reader.is_closed:", "if True:"),),
+        tests=("tests/client_aio/test_client_gaps.py", "-k", "not_told"),
+    ),
+    Mutant(
         240, "an election is not held on its client's event loop",
         (Edit("client_aio.election:LeaderElection._check_loop", "check_running(self._loop)", "pass"),),
         tests=("tests/integration/test_event_loops.py", "-k", "each_public_call"),
