@@ -253,7 +253,9 @@ class Client(LogOperations, UnboundedLedgerOperations):
             accept_loss: with `recover`: close the ledger even where bookies that are lost for good keep its
                 end from being decided. **Gives up acknowledged entries** that no other bookie has. It is then
                 closed behind the last entry that can be read. `LedgerMetadata.given_up` says what was given
-                up. A writer that still reaches the lost bookies may acknowledge entries that are lost.
+                up. A writer that still reaches the lost bookies may acknowledge entries that are lost. A
+                ledger with guaranteed write quorum is closed with Qa copies of its entries where that loses
+                none; add `at_ack_quorum`, and the missing copies are not waited for.
 
         Raises:
             NoSuchLedgerError: on opening: there is no such ledger.

@@ -649,7 +649,8 @@ async def recover(
 
     A writer that is still alive gets an error. A ledger that is CLOSED is left as it is. Where too few
     bookies answer to find the end, nobody is fenced. With --accept-loss, the ledger's metadata say what was
-    given up, and readers of a log meet a gap there.
+    given up, and readers of a log meet a gap there. Add --at-ack-quorum if the ledger has guaranteed write
+    quorum: nothing is given up where Qa copies are enough, and the missing ones are not waited for.
     """
     if accept_loss:
         ask(f"Close ledger {ledger_id} even if acknowledged entries are lost by that?", is_answered=yes)

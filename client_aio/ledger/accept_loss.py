@@ -44,11 +44,15 @@ logger = logging.getLogger(__name__)
 
 
 async def recover_with_loss(
-    context: ClientContext, ledger_id: int, digest: Digest
+    context: ClientContext, ledger_id: int, digest: Digest, *, at_ack_quorum: bool = False
 ) -> tuple[LedgerMetadata, Version]:
     """Close a ledger as `recover_ledger` does; where that cannot decide the end, behind what can be read.
 
-    Cancelling leaves the ledger as it was, fenced, or closed.
+    A ledger with guaranteed write quorum is closed with Qa copies before anything is given up. Cancelling
+    leaves the ledger as it was, fenced, or closed.
+
+    Args:
+        at_ack_quorum: as of `recover_ledger`; else its Qw copies are tried first.
 
     Raises:
         NoSuchLedgerError: there is no such ledger.
@@ -57,10 +61,12 @@ async def recover_with_loss(
         MetadataUnavailableError: the metadata store did not answer in time.
     """
     try:
-        return await recover_ledger(context, ledger_id, digest)
+        return await recover_ledger(context, ledger_id, digest, at_ack_quorum=at_ack_quorum)
     except LedgerRecoveryError as error:
+        held = VersionedLedgerMetadata(context, *await context.ledgers.read(ledger_id, sync=True))
+        if held.current.guaranteed_write_quorum and not at_ack_quorum:
+            return await recover_with_loss(context, ledger_id, digest, at_ack_quorum=True)
         logger.warning("ledger=%d is closed with a loss: %s", ledger_id, error)
-    held = VersionedLedgerMetadata(context, *await context.ledgers.read(ledger_id, sync=True))
     await held.update(entered)
     while not held.current.is_closed:
         if await held.update((await _find_end(context, held.current, digest)).apply):

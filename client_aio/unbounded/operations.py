@@ -397,7 +397,7 @@ async def open_reader(
     if recover:
         ledger_id = metadata.ledger_id
         if accept_loss:
-            recovered = await recover_with_loss(context, ledger_id, digest)
+            recovered = await recover_with_loss(context, ledger_id, digest, at_ack_quorum=at_ack_quorum)
         else:
             recovered = await recover_ledger(context, ledger_id, digest, at_ack_quorum=at_ack_quorum)
         return LedgerReader(context, *recovered, digest)

@@ -395,3 +395,19 @@ async def test_a_recovery_is_content_with_qa_where_it_is_told_to(cluster: Cluste
         await cluster["b3"].start()
         await client.repair_ledger(ledger.ledger_id, replace="b3", by="b3")
         assert (await client.ledger_metadata(ledger.ledger_id)).below_write_quorum_from is None
+
+
+@pytest.mark.parametrize("at_ack_quorum", [False, True])
+async def test_a_close_with_qa_comes_before_a_loss(cluster: Cluster, at_ack_quorum: bool) -> None:
+    async with client_aio.connect(cluster.uri, **GUARANTEED) as client, asyncio.timeout(WAIT_S):
+        ledger = await client.create_ledger(guaranteed_write_quorum=True)
+        await ledger.add_entry(b"zero")
+        await cluster["b3"].kill()
+        await ledger.add_entry(b"one")
+        await ledger.abort()
+        reader = await client.open_ledger(
+            ledger.ledger_id, recover=True, at_ack_quorum=at_ack_quorum, accept_loss=True
+        )
+        assert reader.last_add_confirmed == 1
+        assert reader.metadata.given_up is None
+        assert reader.metadata.below_write_quorum_from in (0, 1)

@@ -285,9 +285,9 @@ class TestAcceptLoss:
                 await cluster[name].kill()
             await ledger.abort()
 
-            async def fail_and_be_forgotten(*which: Any) -> NoReturn:
+            async def fail_and_be_forgotten(*which: Any, **options: Any) -> NoReturn:
                 with pytest.raises(client_aio.LedgerRecoveryError) as caught:
-                    await recover_ledger(*which)
+                    await recover_ledger(*which, **options)
                 links["closer", first].forget()
                 raise caught.value
 

@@ -148,6 +148,15 @@ MUTANTS = [
         tests=("tests/client_aio/test_client_reach.py", "-k", "writes_nothing_back"),
     ),
     Mutant(
+        514, "a loss is accepted where a close at Qa would give nothing up",
+        (Edit("client_aio.ledger.accept_loss:recover_with_loss",
+              "recover_ledger(context, ledger_id, digest, at_ack_quorum=at_ack_quorum)",
+              "recover_ledger(context, ledger_id, digest)"),
+         Edit("client_aio.ledger.accept_loss:recover_with_loss",
+              "held.current.guaranteed_write_quorum and not at_ack_quorum", "False")),
+        tests=("tests/integration/test_scarce_bookies.py", "-k", "before_a_loss"),
+    ),
+    Mutant(
         235, "why a bookie refuses the term is not asked of the metadata",
         (Edit("client_aio.ledger.ensemble_change:EnsembleChangeTask._fail_fenced",
               "await self._context.ledgers.read(ledger_id, sync=True)", "pass"),),
