@@ -11,8 +11,9 @@ recovered end has the bytes that were added.
   as *unknown*, and none is sent again. A younger add that went on alone would overtake those that failed.
   Adds made later go behind the recovered end.
 - *An unbounded ledger is taken over by its own writer* (`OwnTerms`), and only while it is under a term that
-  this writer took. Any other term means a takeover by another client, and nothing may be fenced. The adds
-  behind the end keep their ids: the end is the last entry of an unbroken run. `Intake` moves them.
+  this writer took. Any other term means a takeover by another client, and nothing may be fenced. A term is
+  known by the token of the write that raised it, where that write was cancelled. The adds behind the end keep
+  their ids: the end is the last entry of an unbroken run. `Intake` moves them.
 
 Owns these decisions. Does not own who opens the log or the ledger again, or when.
 """
@@ -27,23 +28,36 @@ from client_aio.core.takeover import take_over
 from metadata.model.log import Position
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from client_aio.core.add_window import Outstanding
     from metadata.errors import BookKeeperError
     from metadata.model.ledger import LedgerMetadata
+    from metadata.store import Version
 
 Token = TypeVar("Token")
 
 
 class OwnTerms:
-    """The terms of an unbounded ledger that one writer has taken."""
+    """The terms of an unbounded ledger that one writer has taken.
+
+    An attempt may be cancelled before it hears that its compare-and-set has raised the term. So the term is
+    noted before, with the token of the write. By the number alone, another client's term would pass for it.
+    """
 
     def __init__(self, term: int) -> None:
         self._terms = {term}
+        self._wanted = term  # that of the last change which `take_over` returned
+        self._unheard: dict[str, int] = {}  # terms that may have been taken, by the tokens of the writes
 
-    def hold(self, metadata: LedgerMetadata) -> bool:
-        """Return whether the writer still has the ledger."""
+    def hold(self, metadata: LedgerMetadata, version: Version) -> bool:
+        """Return whether the writer still has the ledger.
+
+        Args:
+            version: that of the metadata; it tells who has written them.
+        """
+        if any(term == metadata.term and version.written_by(each) for each, term in self._unheard.items()):
+            self.took(metadata.term)
         return not metadata.is_closed and self.include(metadata.term)
 
     def include(self, term: int) -> bool:
@@ -52,11 +66,22 @@ class OwnTerms:
 
     def take_over(self, metadata: LedgerMetadata, least: int = 0) -> LedgerMetadata | None:
         """Return the metadata under a new term, not below `least`; None if another client has the ledger."""
-        return take_over(metadata, least) if self.hold(metadata) else None
+        if metadata.is_closed or not self.include(metadata.term):
+            return None
+        taken = take_over(metadata, least)
+        self._wanted = metadata.term if taken is None else taken.term
+        return taken
+
+    def draw(self, draw_token: Callable[[], str]) -> str:
+        """Draw the token of a write, and note it: the write may be that of the last `take_over`."""
+        token = draw_token()
+        self._unheard[token] = self._wanted
+        return token
 
     def took(self, term: int) -> None:
         """Note that a compare-and-set of `take_over` has definitely happened."""
         self._terms.add(term)
+        self._unheard.clear()
 
 
 class Backlog(Generic[Token]):

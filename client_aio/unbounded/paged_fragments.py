@@ -42,22 +42,29 @@ _Wanted = tuple[FragmentHead, "Sequence[Page]"]
 """A new head, and the new pages that it refers to."""
 
 
-def fragment_list(context: ClientContext, ledger_id: int, *, patience_s: float | None = None) -> FragmentList:
+def fragment_list(
+    context: ClientContext,
+    ledger_id: int,
+    *,
+    patience_s: float | None = None,
+    draw_token: Callable[[], str] | None = None,
+) -> FragmentList:
     """Return a ledger's fragment list.
 
     Args:
         patience_s: how long a change is retried while its outcome is not definite; None for the usual time.
+        draw_token: returns a new token for each write; None for the client's.
     """
     if patience_s is None:
         patience_s = context.config.ensemble_change_timeout_s
-    return FragmentList(context.ledgers, ledger_id, context.draw_token, patience_s)
+    return FragmentList(context.ledgers, ledger_id, draw_token or context.draw_token, patience_s)
 
 
 class VersionedFragments(VersionedLedgerMetadata):
     """The metadata of one unbounded ledger; updates run one after another.
 
     Args:
-        patience_s: as of `fragment_list`.
+        patience_s, draw_token: as of `fragment_list`.
     """
 
     def __init__(
@@ -67,9 +74,10 @@ class VersionedFragments(VersionedLedgerMetadata):
         version: Version,
         *,
         patience_s: float | None = None,
+        draw_token: Callable[[], str] | None = None,
     ) -> None:
         super().__init__(context, metadata, version)
-        self._list = fragment_list(context, metadata.ledger_id, patience_s=patience_s)
+        self._list = fragment_list(context, metadata.ledger_id, patience_s=patience_s, draw_token=draw_token)
         self._turns = asyncio.Lock()
 
     async def update(self, apply: Apply, guard: Guard | None = None) -> bool:

@@ -423,8 +423,10 @@ async def open_term(
     least = not_free_below((await SetBacks.read(context.ledgers.store)).events)
     begin = partial(take_over if own is None else own.take_over, least=least)
     found = await context.finder.find(held.current.ledger_id, Sizes.of(held.current))
-    if not await held.update(begin):
-        raise sealed(held.current) if held.current.is_closed else fenced_by_metadata(held.current)
+    while not await held.update(begin):
+        # A compare-and-set of this writer's, in an attempt that was cancelled, may have come in between.
+        if own is None or not own.hold(held.current, held.version):
+            raise sealed(held.current) if held.current.is_closed else fenced_by_metadata(held.current)
     known = held.current
     if own is not None:
         own.took(known.term)
@@ -445,10 +447,11 @@ async def take_over_again(
         NoSuchLedgerError: it has been deleted. Otherwise as `open_unbounded_ledger`.
     """
     metadata, version = await context.ledgers.read(ledger_id, sync=True)
-    if not own.hold(metadata):
+    if not own.hold(metadata, version):
         raise sealed(metadata) if metadata.is_closed else fenced_by_metadata(metadata)
     # An outcome that stays unknown would leave open whether the ledger's term is this writer's.
-    held = VersionedFragments(context, metadata, version, patience_s=math.inf)
+    draw = partial(own.draw, context.draw_token)
+    held = VersionedFragments(context, metadata, version, patience_s=math.inf, draw_token=draw)
     return await open_term(context, held, digest, own)
 
 

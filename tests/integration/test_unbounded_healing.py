@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -17,6 +17,8 @@ from client_aio import (
     Outcome,
     WriterState,
 )
+from metadata.model.ledger import LedgerMetadata, LedgerState
+from metadata.store import Version
 from tests.support.healing import LASTS_S, bring_back, lose_two, state_is
 from tests.support.unbounded import NAME, everything, numbered
 
@@ -147,6 +149,44 @@ async def test_a_writer_that_heals_can_be_aborted_and_its_client_closed(cluster:
                 await future
             assert failed.value.outcome is Outcome.UNKNOWN
             assert ledger.state is WriterState.CLOSED
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+async def test_a_writer_whose_tasks_were_cancelled_while_it_took_the_term_goes_on(
+    cluster: Cluster, is_late: bool
+) -> None:
+    """Nobody hears of the compare-and-set that raises the term, which may happen during the next attempt."""
+    async with client_aio.connect(cluster.uri) as client, asyncio.timeout(LASTS_S):
+        ledger = await client.open_unbounded_ledger(NAME)
+        await ledger.add_entry(b"0")
+        store = client._context.ledgers.store
+        compare_and_set, cancelled = store.compare_and_set, list[tuple[str, bytes, Version, Any]]()
+
+        async def cut_off(key: str, value: bytes, version: Version, **options: Any) -> Version:
+            if LedgerMetadata.from_json(value).state is LedgerState.IN_RECOVERY:
+                if not cancelled:
+                    cancelled.append((key, value, version, options))
+                    if not is_late:
+                        await compare_and_set(key, value, version, **options)
+                    for task in asyncio.all_tasks():
+                        if task is asyncio.current_task() or task.get_name().startswith("healing"):
+                            task.cancel()
+                    await asyncio.sleep(0)  # raises CancelledError
+                elif is_late and len(cancelled) == 1:
+                    cancelled.append(cancelled[0])
+                    *late, with_token = cancelled[0]
+                    await compare_and_set(*late, **with_token)
+            return await compare_and_set(key, value, version, **options)
+
+        store.compare_and_set = cut_off
+        await lose_two(cluster)
+        outstanding = ledger.add_entry(b"1")
+        await state_is(ledger, WriterState.HEALING)
+        await bring_back(cluster)
+        assert await outstanding == 1
+        assert len(cancelled) == 1 + is_late
+        assert ledger.term > LedgerMetadata.from_json(cancelled[0][1]).term
+        await ledger.close()
 
 
 @pytest.mark.parametrize("wrong", [0, -1.0, float("nan"), "1", True])

@@ -11,6 +11,7 @@ from client_aio.core.healing import AppendAges, Backlog, Intake, OwnTerms
 from metadata.errors import OperationTimeoutError
 from metadata.model.ledger import LedgerMetadata, UnboundedRecord
 from metadata.model.log import Position
+from metadata.store import Version
 
 
 @given(
@@ -113,10 +114,27 @@ def test_the_ledger_is_still_that_of_a_writer_while_it_is_under_a_term_that_the_
         1, ensemble_size=1, write_quorum=1, ack_quorum=1, bookies=("b1",), unbounded=UnboundedRecord("a")
     )
     own = OwnTerms(metadata.term)
-    assert own.hold(metadata)
+    assert own.hold(metadata, Version(0))
     taken = own.take_over(metadata)
     assert taken is not None
     assert taken.term == metadata.term + 1
     assert own.take_over(taken) is None  # another client may have written it
     own.took(taken.term)
     assert own.take_over(taken) is not None
+
+
+def test_a_term_is_that_of_a_writer_which_did_not_hear_that_it_took_it() -> None:
+    metadata = LedgerMetadata.new(
+        1, ensemble_size=1, write_quorum=1, ack_quorum=1, bookies=("b1",), unbounded=UnboundedRecord("a")
+    )
+    own = OwnTerms(metadata.term)
+    taken = own.take_over(metadata)
+    assert taken is not None
+    token = own.draw(lambda: "ours")
+    assert not own.hold(taken, Version(1, 0, ("another's",)))
+    assert own.hold(taken, Version(2, 0, (token, "another's, who changed no term")))
+    later = own.take_over(taken)
+    assert later is not None
+    own.draw(lambda: "ours too")
+    again = later.take_over()
+    assert not own.hold(again, Version(4, 0, (token, "ours too", "another's")))

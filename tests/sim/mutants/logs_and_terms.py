@@ -84,7 +84,7 @@ MUTANTS = [
     ),
     Mutant(
         230, "a writer that heals takes its ledger back from another client",
-        (Edit("client_aio.core.healing:OwnTerms.hold", "self.include(metadata.term)", "True"),),
+        (Edit("client_aio.core.healing:OwnTerms.include", "term in self._terms", "True"),),
         _HEALING_TERMS,
     ),
     Mutant(
@@ -155,6 +155,11 @@ MUTANTS = [
          Edit("client_aio.ledger.accept_loss:recover_with_loss",
               "held.current.guaranteed_write_quorum and not at_ack_quorum", "False")),
         tests=("tests/integration/test_scarce_bookies.py", "-k", "before_a_loss"),
+    ),
+    Mutant(
+        519, "a writer that heals does not know the term that it was taking when all tasks were cancelled",
+        (Edit("client_aio.core.healing:OwnTerms.draw", "self._unheard[token] = self._wanted", "pass"),),
+        tests=("tests/integration/test_unbounded_healing.py", "-k", "while_it_took_the_term"),
     ),
     Mutant(
         235, "why a bookie refuses the term is not asked of the metadata",

@@ -276,7 +276,7 @@ MUTANTS = [
         127, "a takeover fences before it has looked for bookies",
         (Edit("client_aio.unbounded.writer:open_term",
               "found = await context.finder.find(held.current.ledger_id, Sizes.of(held.current))\n"
-              "    if not await held.update(begin):",
+              "    while not await held.update(begin):",
               "is_taken = await held.update(begin)\n"
               "    found = await context.finder.find(held.current.ledger_id, Sizes.of(held.current))\n"
               "    if not is_taken:"),),
