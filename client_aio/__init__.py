@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from metadata.errors import *  # noqa: F403
 from metadata.errors import __all__ as _errors
-from metadata.model.ledger import Fragment, GivenUp, LedgerMetadata, LedgerState
+from metadata.model.given_up import GivenUp
+from metadata.model.ledger import Fragment, LedgerMetadata, LedgerState
 from metadata.model.log import LogRow, Position
 
 if TYPE_CHECKING:

@@ -255,16 +255,20 @@ class Client(LogOperations, UnboundedLedgerOperations):
                 closed behind the last entry that can be read. `LedgerMetadata.given_up` says what was given
                 up. A writer that still reaches the lost bookies may acknowledge entries that are lost. A
                 ledger with guaranteed write quorum is closed with Qa copies of its entries where that loses
-                none; add `at_ack_quorum`, and the missing copies are not waited for.
+                none; add `at_ack_quorum`, and the missing copies are not waited for. An unbounded ledger is
+                sealed so, where no takeover can find its end.
 
         Raises:
             NoSuchLedgerError: on opening: there is no such ledger.
             InvalidArgumentError: at once: `at_ack_quorum` without `recover`. On opening, with `recover`: the
-                ledger is unbounded. It is not recovered, but taken over by `open_unbounded_ledger`.
+                ledger is unbounded. It is not recovered, but taken over by `open_unbounded_ledger`. With
+                `accept_loss`: a takeover finds its end, so no loss has to be accepted.
             UnauthorizedAccessError: on opening: the password is not the ledger's. No bookie was asked, so
                 nothing has been fenced.
             LedgerRecoveryError: on opening, with `recover`: too few bookies answered; try again later. Where
-                too few answer to find the end, a writer that is alive has not been fenced.
+                too few answer to find the end, a writer that is alive has not been fenced. With
+                `accept_loss`: no bookie of the last fragment answers. If they are gone for good, order each
+                to leave (`bookie decommission`): the ledger is then closed in the fragment before.
         """
         self._context.check_open()
         check_flags(recover=recover, accept_loss=accept_loss)

@@ -257,6 +257,7 @@ class LogTruncatedError(LedgerError):
 class RecordsLostError(LedgerError):
     """A ledger of the log was closed with a loss: records behind its end may have been acknowledged.
 
+    The same of an unbounded ledger, whose readers meet it behind the last entry.
     For a writer that heals, also: its ledger was closed and truncated away before its end was read.
     """
 

@@ -54,6 +54,7 @@ MAY_IMPORT: tuple[tuple[str, tuple[str, ...]], ...] = (
 # Modules that decide and do nothing else: no clock, no randomness, no sockets, no files, no threads.
 PURE = (
     "metadata.ids",
+    "metadata.model.given_up",
     "metadata.model.ledger",
     "metadata.errors",
     "metadata.metrics",

@@ -69,11 +69,6 @@ async def _ids(client: "client_aio.Client") -> AsyncGenerator[str, None]:
             yield str(ledger_id)
 
 
-async def _ledgers(store: MetadataStore, incomplete: str) -> list[str]:
-    async with client_aio.connect(store) as client:
-        return await _beginning_with(_ids(client), incomplete)
-
-
 async def _names(client: "client_aio.Client") -> AsyncGenerator[str, None]:
     async with aclosing(client.list_unbounded_ledgers()) as ledgers:
         async for name, _ in ledgers:
@@ -91,6 +86,5 @@ async def _bookies(store: MetadataStore, _: str) -> list[str]:
 
 
 complete_logs = _completing(_logs)
-complete_ledgers = _completing(_ledgers)
 complete_ledgers_and_names = _completing(_ledgers_and_names)
 complete_bookies = _completing(_bookies)

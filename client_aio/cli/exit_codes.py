@@ -62,7 +62,7 @@ _TABLE: tuple[tuple[type[BaseException], Exit, str], ...] = (
         "it may have taken effect all the same: look before trying again",
     ),
     (TimeoutError, Exit.UNAVAILABLE, ""),
-    (errors.RecordsLostError, Exit.DAMAGED, "`log cat --on-gap skip` reads on behind the loss"),
+    (errors.RecordsLostError, Exit.DAMAGED, "`log cat --on-gap skip` reads on behind a log's loss"),
     (errors.DigestMismatchError, Exit.DAMAGED, ""),
     (errors.EntryUnknownError, Exit.DAMAGED, ""),
     (errors.MetadataCorruptError, Exit.DAMAGED, ""),

@@ -17,7 +17,6 @@ from client_aio.autorecovery.survey import LedgerFilter, select_ledgers
 from client_aio.autorecovery.verification import Verification
 from client_aio.cli.completion import (
     complete_bookies,
-    complete_ledgers,
     complete_ledgers_and_names,
     complete_logs,
 )
@@ -54,12 +53,6 @@ from metadata.model.ledger import DIGEST_CRC, DIGEST_HMAC, LedgerMetadata
 
 app = typer.Typer(no_args_is_help=True, help="Write, read and look after ledgers.")
 
-LedgerId = Annotated[
-    int,
-    typer.Argument(
-        min=0, metavar="LEDGER", help="The ledger's id.", show_default=False, autocompletion=complete_ledgers
-    ),
-]
 NameOrId = Annotated[
     str,
     typer.Argument(
@@ -627,7 +620,7 @@ async def show(
 @command(app, "recover")
 async def recover(
     invocation: Invocation,
-    ledger_id: LedgerId,
+    ledger_id: NameOrId,
     at_ack_quorum: Annotated[
         bool,
         typer.Option(
@@ -651,13 +644,16 @@ async def recover(
     bookies answer to find the end, nobody is fenced. With --accept-loss, the ledger's metadata say what was
     given up, and readers of a log meet a gap there. Add --at-ack-quorum if the ledger has guaranteed write
     quorum: nothing is given up where Qa copies are enough, and the missing ones are not waited for.
+
+    An unbounded ledger is taken over by `ledger takeover`. Where lost bookies keep its end from being found,
+    --accept-loss seals it.
     """
     if accept_loss:
         ask(f"Close ledger {ledger_id} even if acknowledged entries are lost by that?", is_answered=yes)
     async with (
         invocation.connect() as client,
         client.open_ledger(
-            ledger_id,
+            name_or_id(ledger_id),
             recover=True,
             at_ack_quorum=at_ack_quorum,
             accept_loss=accept_loss,
@@ -665,15 +661,15 @@ async def recover(
         ) as ledger,
     ):
         last, length, lost = ledger.last_add_confirmed, ledger.length, ledger.metadata.given_up
-        short_from = ledger.metadata.below_write_quorum_from
-    text = f"ledger {ledger_id} is closed, with {entries_text(0, last)}, {length:,} bytes"
+        short_from, first = ledger.metadata.below_write_quorum_from, ledger.metadata.first_entry
+    text = f"ledger {ledger_id} is closed, with {entries_text(first, last)}, {length:,} bytes"
     if short_from is not None:
         text += f"; from entry {short_from} on some have fewer copies than guaranteed: repair it"
     if lost is not None:
         text += f"; given up: {given_up_text(lost, last)}"
     invocation.output.document(
         {
-            "ledger_id": ledger_id,
+            "ledger_id": ledger.ledger_id,
             "last_entry": last,
             "length": length,
             "below_write_quorum_from": short_from,

@@ -16,7 +16,8 @@ from client_aio.log.gaps import LogGap
 from client_aio.log.takeover import LogMetadata
 from metadata.access.repair_tasks import COPIES_MAX
 from metadata.errors import InvalidArgumentError
-from metadata.model.ledger import GivenUp, LedgerMetadata
+from metadata.model.given_up import GivenUp
+from metadata.model.ledger import LedgerMetadata
 from metadata.model.log import LogRow
 from metadata.text import escape
 

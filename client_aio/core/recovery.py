@@ -30,12 +30,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from bookie_aio.wire.messages import Read, ReadLac, Stop
 from client_aio.core.quorum import covers_all_write_sets, proves_absent, write_set, write_set_masks
 from metadata.ids import ENTRY_ID_MAX, NO_ENTRY, TERM_FINAL
-from metadata.model.ledger import LedgerState
+from metadata.model.ledger import Fragment, LedgerState
 
 if TYPE_CHECKING:
     from bookie_aio.wire.blocks import Block, LacStatement
     from client_aio.core.digest import Digest
-    from metadata.model.ledger import Fragment, GivenUp, LedgerMetadata
+    from metadata.model.given_up import GivenUp
+    from metadata.model.ledger import LedgerMetadata
 
 
 _RUN_ENTRIES = 4096
@@ -270,15 +271,32 @@ class LossyEnd:
 
     Attributes:
         known: the metadata from which the end was found.
+        lost_from: the first entry of the last fragments, where all of their bookies are gone for good.
     """
 
     known: LedgerMetadata
     last_entry: int
     length: int
     given_up: GivenUp
+    lost_from: int | None = None
 
     def apply(self, metadata: LedgerMetadata) -> LedgerMetadata | None:
-        """Return the metadata to write in place of these; None if their last fragment is another one."""
-        if metadata.is_closed or metadata.last_fragment != self.known.last_fragment:
+        """Return the metadata to write in place of these; None if their last fragment or term is another."""
+        known = self.known
+        if metadata.is_closed or metadata.term != known.term or metadata.last_fragment != known.last_fragment:
             return None
-        return metadata.close_with_loss(self.last_entry, self.length, self.given_up)
+        is_cut = metadata.is_unbounded or self.lost_from is not None
+        left = self._left_of(metadata) if is_cut else None
+        return metadata.close_with_loss(self.last_entry, self.length, self.given_up, fragments=left)
+
+    def _left_of(self, metadata: LedgerMetadata) -> list[Fragment]:
+        """Return the fragments up to the end, and an empty one behind it.
+
+        That one names no bookie that is gone. And an unbounded ledger that is not IN_RECOVERY has its term as
+        its last content term.
+        """
+        lost_from = self.last_entry + 2 if self.lost_from is None else self.lost_from
+        left = [each for each in metadata.fragments if each.first_entry < lost_from]
+        bookies = (left[-1] if left else metadata.last_fragment).bookies
+        kept = [each for each in left if each.first_entry <= self.last_entry]
+        return [*kept, Fragment(self.last_entry + 1, bookies, metadata.term)]

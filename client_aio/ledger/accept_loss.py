@@ -8,6 +8,10 @@ As much of rule 12 is kept as can be. The bookies that answer are fenced first. 
 compare-and-set closes the ledger. Nothing is written back, since a lost ensemble has no room for it. A repair
 makes the missing copies. A bookie that has a tombstone of the ledger answers that it holds nothing.
 
+Where no bookie of the last fragment answers, the ledger stays as it is: they may come back with all entries.
+Only if all of them are gone for good, it is closed in the fragment before: they do not run, and an operator
+has ordered each to leave the cluster, or it has left.
+
 One promise is not kept. A writer that still reaches bookies which this client does not reach may go on
 acknowledging entries, until its next change of the metadata. These are lost as well.
 """
@@ -17,6 +21,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from bookie_aio.wire.listing import listed
@@ -24,11 +29,13 @@ from bookie_aio.wire.messages import ReadAnswer, ReadLacAnswer, Stop
 from client_aio.bookies.connection import list_entries
 from client_aio.core.read_plan import ClassRange, checked_blocks
 from client_aio.core.recovery import LossyEnd, believed, entered, fencing_lac_read
+from client_aio.ledger.futures import fenced_by_metadata
 from client_aio.ledger.metadata_update import VersionedLedgerMetadata
 from client_aio.ledger.recovery import recover_ledger
+from metadata.access.bookies import are_gone
 from metadata.errors import BookKeeperError, LedgerRecoveryError, NoSuchLedgerError
 from metadata.ids import ENTRY_ID_MAX, NO_ENTRY
-from metadata.model.ledger import GivenUp
+from metadata.model.given_up import GivenUp
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -57,7 +64,7 @@ async def recover_with_loss(
     Raises:
         NoSuchLedgerError: there is no such ledger.
         InvalidArgumentError: the ledger is unbounded. Nothing was done.
-        LedgerRecoveryError: no bookie of the last fragment answered.
+        LedgerRecoveryError: no bookie of the last fragment answered, and not all of them are gone for good.
         MetadataUnavailableError: the metadata store did not answer in time.
     """
     try:
@@ -68,11 +75,56 @@ async def recover_with_loss(
             return await recover_with_loss(context, ledger_id, digest, at_ack_quorum=True)
         logger.warning("ledger=%d is closed with a loss: %s", ledger_id, error)
     await held.update(entered)
-    while not held.current.is_closed:
-        if await held.update((await _find_end(context, held.current, digest)).apply):
-            logger.error("ledger=%d was closed with a loss: %s", ledger_id, held.current.given_up)
-            break
+    await close_with_loss(context, held, digest)
     return held.current, held.version
+
+
+async def close_with_loss(context: ClientContext, held: VersionedLedgerMetadata, digest: Digest) -> None:
+    """Close a ledger that is IN_RECOVERY behind what can be read; one that is CLOSED is left as it is.
+
+    Raises:
+        LedgerFencedError: another client has taken the unbounded ledger over. Otherwise as
+            `recover_with_loss`.
+    """
+    ledger_id, term = held.current.ledger_id, held.current.term
+    while not held.current.is_closed:
+        if held.current.term != term:
+            raise fenced_by_metadata(held.current)
+        if await held.update((await _find_end_in_any(context, held.current, digest)).apply):
+            logger.error("ledger=%d was closed with a loss: %s", ledger_id, held.current.given_up)
+
+
+async def _find_end_in_any(context: ClientContext, metadata: LedgerMetadata, digest: Digest) -> LossyEnd:
+    """Find the end in the last fragment; in one before it where all bookies from there on are gone for good.
+
+    Of a ledger in pages, only fragments in the head are looked at.
+    """
+    fragments, lost_from, lost = metadata.fragments, ENTRY_ID_MAX, dict[str, None]()
+    while True:
+        part = replace(metadata, fragments=fragments)
+        try:
+            end = await _find_end(context, part, digest, lost_from)
+            break
+        except LedgerRecoveryError:
+            last = fragments[-1]
+            if len(fragments) == 1 or not await are_gone(context.ledgers.store, last.bookies):
+                raise
+        logger.warning("ledger=%d loses its entries from %d on", metadata.ledger_id, last.first_entry)
+        fragments, lost_from = fragments[:-1], last.first_entry
+        lost.update(dict.fromkeys(last.bookies))
+    if not lost:
+        return end
+    if end.last_entry < fragments[-1].first_entry:
+        raise LedgerRecoveryError(
+            f"ledger {metadata.ledger_id} cannot be closed, even with a loss: no entry from "
+            f"{fragments[-1].first_entry} on can be read",
+            ledger_id=metadata.ledger_id,
+        )
+    names = dict.fromkeys((*lost, *end.given_up.bookies))
+    # Every entry below the last fragment was acknowledged.
+    lac = max(end.given_up.lac, metadata.last_fragment.first_entry - 1)
+    given_up = GivenUp(lac, tuple(names), end.given_up.missing)
+    return LossyEnd(metadata, end.last_entry, end.length, given_up, lost_from)
 
 
 class _Holding(NamedTuple):
@@ -100,13 +152,16 @@ class _DoesNotKnow(_NoVerdict):
     """The bookie cannot read the entry: it may be there, and readable again later (rule 5)."""
 
 
-async def _find_end(context: ClientContext, metadata: LedgerMetadata, digest: Digest) -> LossyEnd:
+async def _find_end(context: ClientContext, metadata: LedgerMetadata, digest: Digest, below: int) -> LossyEnd:
     """Ask the bookies for the end. Where one gives no verdict on an entry that it lists, all are asked anew.
 
     One that falls silent gets a moment before that, since it may restart. If it falls silent again, it is
     left out from then on. Its entries would else count as lost, though the record does not say that this
     bookie may have them. One that does not know again is asked on, since it may return other entries: a
     rotten entry would else keep the ledger from ever being closed. It is recorded.
+
+    Args:
+        below: the end is looked for below this entry.
     """
     fell_silent: Counter[str] = Counter()
     did_not_know: Counter[str] = Counter()
@@ -114,7 +169,7 @@ async def _find_end(context: ClientContext, metadata: LedgerMetadata, digest: Di
         try:
             left_out = {name for name, times in fell_silent.items() if times > 1}
             doubted = {name for name, times in did_not_know.items() if times > 1}
-            return await _find_end_without(context, metadata, digest, left_out, doubted)
+            return await _find_end_without(context, metadata, digest, below, left_out, doubted)
         except _FellSilent as error:
             fell_silent[error.bookie_id] += 1
             if fell_silent[error.bookie_id] == 1:
@@ -128,6 +183,7 @@ async def _find_end_without(
     context: ClientContext,
     metadata: LedgerMetadata,
     digest: Digest,
+    below: int,
     left_out: Collection[str],
     doubted: Collection[str],
 ) -> LossyEnd:
@@ -141,13 +197,19 @@ async def _find_end_without(
     answers = await asyncio.gather(*(_ask(context, metadata, digest, bookie_id) for bookie_id in asked))
     holdings = {name: each for name, each in zip(asked, answers, strict=True) if each is not None}
     if not holdings:
+        advice = ""
+        if len(metadata.fragments) > 1:
+            advice = (
+                ". If they are gone for good, order each to leave by `bookie-aio bookie decommission`: the "
+                "ledger can then be closed in the fragment before"
+            )
         raise LedgerRecoveryError(
             f"ledger {metadata.ledger_id} cannot be closed, even with a loss: none of "
-            f"{', '.join(fragment.bookies)} answers",
+            f"{', '.join(fragment.bookies)} answers{advice}",
             ledger_id=metadata.ledger_id,
         )
     reads = _Reads(context, metadata, digest, doubted)
-    last_entry, length = await reads.last_readable(list(holdings.values()))
+    last_entry, length = await reads.last_readable(list(holdings.values()), below)
     may_have = tuple(name for name in fragment.bookies if name not in holdings or name in reads.passed_over)
     present = range(fragment.first_entry, last_entry + 1)
     marks = [listed(present, each.rows, fragment.content_term) for each in holdings.values()]
@@ -160,7 +222,7 @@ async def _ask(
     context: ClientContext, metadata: LedgerMetadata, digest: Digest, bookie_id: str
 ) -> _Holding | None:
     """Fence the ledger at a bookie, then list its entries of the last fragment; None: it does not answer."""
-    timeout_s, first_entry = context.config.read_timeout_s, metadata.last_fragment.first_entry
+    timeout_s, last = context.config.read_timeout_s, metadata.last_fragment
     try:
         answer, _ = await context.pool.ask(
             bookie_id,
@@ -173,13 +235,17 @@ async def _ask(
         statement = believed(answer.statement, metadata, digest)
         # After the fence: an entry that the bookie took before it is in the list.
         connection = await context.pool.get(bookie_id)
-        rows, _ = await list_entries(connection, metadata.ledger_id, first_entry, ENTRY_ID_MAX, timeout_s)
+        rows, _ = await list_entries(
+            connection, metadata.ledger_id, last.first_entry, ENTRY_ID_MAX, timeout_s
+        )
     except NoSuchLedgerError:
-        return _Holding(None, first_entry - 1, [])
+        return _Holding(None, last.first_entry - 1, [])
     except BookKeeperError as error:
         logger.warning("ledger=%d bookie=%s gives no answer: %s", metadata.ledger_id, bookie_id, error)
         return None
-    return _Holding(connection, first_entry - 1 if statement is None else statement.lac, rows)
+    lac = last.first_entry - 1 if statement is None else statement.lac
+    # Entries that an earlier term left behind its end are other entries.
+    return _Holding(connection, lac, [row for row in rows if row.content_term == last.content_term])
 
 
 def _last_below(rows: list[Row], above: int) -> int:
@@ -207,14 +273,16 @@ class _Reads:
         self._doubted = doubted
         self.passed_over: set[str] = set()
 
-    async def last_readable(self, holdings: list[_Holding]) -> tuple[int, int]:
+    async def last_readable(self, holdings: list[_Holding], above: int) -> tuple[int, int]:
         """Return the highest entry that some bookie returns intact, and the ledger's length up to it.
+
+        Args:
+            above: the entries from this one on are passed over.
 
         Raises:
             _NoVerdict: a bookie that lists an entry gave no verdict on it, and no other returned it.
         """
         fragment = self._metadata.last_fragment
-        above = ENTRY_ID_MAX
         while True:
             last = max((_last_below(each.rows, above) for each in holdings), default=NO_ENTRY)
             if last < fragment.first_entry:

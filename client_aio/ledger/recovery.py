@@ -99,7 +99,8 @@ async def recover_ledger(
     held = VersionedLedgerMetadata(context, *await context.ledgers.read(ledger_id))
     if held.current.is_unbounded:
         raise InvalidArgumentError(
-            f"ledger {ledger_id} is unbounded: it is not recovered, but taken over by open_unbounded_ledger",
+            f"ledger {ledger_id} is unbounded: it is not recovered, but taken over by open_unbounded_ledger. "
+            "Where lost bookies keep it from being taken over, accept_loss seals it",
             ledger_id=ledger_id,
         )
 
@@ -399,8 +400,7 @@ def _uncovered(
     what: str = "cannot be fenced",
 ) -> LedgerRecoveryError:
     if any(isinstance(each, NoSuchLedgerError) for each in errors.values()):
-        advice += ". Bookies that have deleted the ledger stay missing"
-        advice += "" if metadata.is_unbounded else ": only accept_loss closes it without them"
+        advice += ". Those that have deleted the ledger stay missing: only accept_loss closes it without them"
     if scope.is_wide:
         what += ". The metadata store was set back, so any bookie may hold entries"
         advice += ". `bookie-aio bookie forget` leaves out one that is gone for good"

@@ -27,6 +27,7 @@ from client_aio.ledger.create import LedgerSettings, create_metadata
 from client_aio.ledger.reader import LedgerReader
 from client_aio.ledger.recovery import is_buried, recover_ledger
 from client_aio.unbounded.paged_fragments import PagedEntries, VersionedFragments
+from client_aio.unbounded.seal import lost_behind, seal_with_loss
 from client_aio.unbounded.writer import FRAGMENT_BYTES, UnboundedLedgerWriter, sealed, take_ledger_over
 from metadata.access.fragments import LedgerNames
 from metadata.errors import (
@@ -52,7 +53,8 @@ if TYPE_CHECKING:
 class UnboundedLedgerReader(LedgerReader):
     """Reads an unbounded ledger; made by `Client.open_ledger`. An async context manager.
 
-    `tail` follows the ledger over terms and fragments, and ends when it is sealed.
+    `tail` follows the ledger over terms and fragments, and ends when it is sealed: with RecordsLostError if
+    that was done with a loss.
     """
 
     def _make_entries(self) -> EntrySource:
@@ -100,11 +102,23 @@ class UnboundedLedgerReader(LedgerReader):
 
         Raises:
             NoSuchEntryError: `from_entry` has been trimmed. While iterating: a trim has overtaken the reader.
+            RecordsLostError: behind the last entry: the ledger was sealed with a loss.
         """
         check_range(from_entry, from_entry)
         if from_entry < self.first_entry:
             raise trimmed(self._metadata, from_entry)
-        return super().tail_batches(from_entry)
+        return self._up_to_loss(super().tail_batches(from_entry))
+
+    async def _up_to_loss(self, batches: BatchStream) -> BatchStream:
+        async with aclosing(batches):
+            async for batch in batches:
+                yield batch
+        self.check_loss()
+
+    def check_loss(self) -> None:
+        """Raise RecordsLostError where the ledger is known to be sealed with a loss."""
+        if self._metadata.given_up is not None:
+            raise lost_behind(self._metadata)
 
 
 logger = logging.getLogger(__name__)
@@ -155,7 +169,7 @@ class UnboundedLedgerOperations(ContextOwner):
             UnauthorizedAccessError: on opening: the password is not the ledger's. Nothing was done.
             LedgerRecoveryError: on opening: too few bookies answer to find the ledger's end. The present
                 writer has not been fenced, unless bookies were lost while this went on. The ledger may be
-                opened again later.
+                opened again later. If they are gone for good, `open_ledger` seals it, with `accept_loss`.
             LedgerFencedError: on opening: another client took the ledger over meanwhile.
             NotEnoughBookiesError: on opening: some write set of the next fragment would have fewer than Qa
                 bookies that can be reached, or fewer than E are registered. The present writer goes on.
@@ -236,6 +250,7 @@ class UnboundedLedgerOperations(ContextOwner):
             UnauthorizedAccessError: while iterating: the password is not the ledger's.
             DigestMismatchError, EntryUnknownError, BookieUnavailableError: while iterating: no bookie
                 returned an entry intact. Or, without `follow`, too few answered to find the ledger's end.
+            RecordsLostError: behind the last entry: the ledger was sealed with a loss.
             MetadataCorruptError: while iterating: a part of the ledger's metadata is damaged or missing.
         """
         self._context.check_open()
@@ -290,8 +305,8 @@ class UnboundedLedgerOperations(ContextOwner):
     async def _read_unbounded(
         self, name_or_id: str | int, start: int | None, follow: bool, password: bytes
     ) -> EntryStream:
-        async with await open_reader(self._context, name_or_id, recover=False, password=password) as reader:
-            require_unbounded(reader)
+        async with await open_reader(self._context, name_or_id, recover=False, password=password) as opened:
+            reader = require_unbounded(opened)
             # Without `follow` too few answers are an error: they do not prove where the ledger ends.
             last = reader.last_add_confirmed if follow else await reader.read_last_add_confirmed()
             first = reader.metadata.first_entry if start is None else start
@@ -299,6 +314,7 @@ class UnboundedLedgerOperations(ContextOwner):
             async with contextlib.aclosing(entries):
                 async for entry in entries:
                     yield entry
+            reader.check_loss()
 
     async def _take_over(
         self,
@@ -394,14 +410,16 @@ async def open_reader(
     context.check_open()
     metadata, version = await context.ledgers.read(await ledger_id_of(context, name_or_id))
     digest = await context.unlock(metadata, password)
+    kind = UnboundedLedgerReader if metadata.is_unbounded else LedgerReader
     if recover:
         ledger_id = metadata.ledger_id
-        if accept_loss:
+        if accept_loss and metadata.is_unbounded:
+            recovered = await seal_with_loss(context, ledger_id, digest)
+        elif accept_loss:
             recovered = await recover_with_loss(context, ledger_id, digest, at_ack_quorum=at_ack_quorum)
         else:
             recovered = await recover_ledger(context, ledger_id, digest, at_ack_quorum=at_ack_quorum)
-        return LedgerReader(context, *recovered, digest)
-    kind = UnboundedLedgerReader if metadata.is_unbounded else LedgerReader
+        return kind(context, *recovered, digest)
     reader = kind(context, metadata, version, digest)
     try:
         await reader.read_last_add_confirmed()
@@ -454,9 +472,10 @@ def check_fragment_bytes(fragment_bytes: int) -> None:
         raise InvalidArgumentError(f"fragment_bytes {fragment_bytes!r} is not a positive integer")
 
 
-def require_unbounded(reader: LedgerReader) -> None:
-    """Raise InvalidArgumentError for a bounded ledger."""
-    if not reader.metadata.is_unbounded:
+def require_unbounded(reader: LedgerReader) -> UnboundedLedgerReader:
+    """Return the reader, or raise InvalidArgumentError for a bounded ledger."""
+    if not isinstance(reader, UnboundedLedgerReader):
         raise InvalidArgumentError(
             f"ledger {reader.ledger_id} is a bounded one: open_ledger reads it", ledger_id=reader.ledger_id
         )
+    return reader

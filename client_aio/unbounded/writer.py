@@ -481,7 +481,8 @@ async def _find_end(
 
 def sealed(metadata: LedgerMetadata) -> LedgerClosedError:
     """Build the error of a ledger that takes no more entries."""
+    how = "" if metadata.given_up is None else ", with a loss"
     return LedgerClosedError(
-        f"ledger {metadata.ledger_id} has been sealed at entry {metadata.last_entry}",
+        f"ledger {metadata.ledger_id} has been sealed at entry {metadata.last_entry}{how}",
         ledger_id=metadata.ledger_id,
     )

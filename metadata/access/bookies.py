@@ -43,7 +43,7 @@ from metadata.model.record import Record
 from metadata.store import Guard
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from metadata.store import MetadataStore, Version
 
@@ -464,6 +464,19 @@ async def retire(store: MetadataStore, bookie_id: str) -> None:
     """
     with contextlib.suppress(KeyExistsError):
         await store.create(f"{KEY_RETIRED}/{check_bookie_id(bookie_id)}", b"{}")
+
+
+async def are_gone(store: MetadataStore, bookies: Collection[str]) -> bool:
+    """Return whether none of these bookies will come back: none runs, and each has left, or is to leave.
+
+    A bookie that is merely down has its cookie, and no order to leave.
+    """
+    await store.sync(KEY_AVAILABLE)
+    if not set(await store.children(KEY_AVAILABLE)).isdisjoint(bookies):
+        return False
+    await store.sync(KEY_ORDERS)
+    staying = {*await registered_bookies(store)} - {*(await Orders.read(store)).leaving}
+    return staying.isdisjoint(bookies)
 
 
 async def available_bookies(store: MetadataStore) -> dict[str, BookieRecord]:

@@ -10,12 +10,13 @@ caller writes that value by compare-and-set. The legal transitions of a bounded 
     any ──replace_bookie (repair)──▶ the same state
 
 An unbounded ledger is written by one client after another, each under a *term* of its own. It is closed only
-when its writer seals it:
+when its writer seals it, or with a loss (`close_with_loss`, as a bounded one):
 
     OPEN ──ensemble change, roll──▶ OPEN
     OPEN, IN_RECOVERY ──take_over: term + 1──▶ IN_RECOVERY
     IN_RECOVERY ──open_term: a new fragment under that term──▶ OPEN
     OPEN ──close (its writer seals it)──▶ CLOSED
+    IN_RECOVERY ──close_with_loss──▶ CLOSED
     any ──replace_bookie (repair), trim (drops fragments at the front)──▶ the same state
 
 Invariants of the fragments:
@@ -83,6 +84,7 @@ from metadata.ids import (
     one_of,
     optional,
 )
+from metadata.model.given_up import GivenUp
 from metadata.model.paged_list import PagedRows
 from metadata.model.passwords import PasswordRecord
 from metadata.store import VALUE_BYTES_MAX
@@ -142,33 +144,6 @@ class Absent(NamedTuple):
             integer(seat, 0, ENSEMBLE_SIZE_MAX - 1),
             check_bookie_id(bookie),
             integer(entries, 1, ENTRY_ID_MAX),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class GivenUp:
-    """The loss that was accepted when a ledger was closed behind the last entry that could be read."""
-
-    lac: int
-    """The highest LAC that a bookie stated: entries up to it were acknowledged."""
-    bookies: tuple[str, ...]
-    """The bookies of the last fragment that did not answer, or could not read an entry that they listed.
-
-    They may hold entries behind the end."""
-    missing: int
-    """How many entries of the last fragment, before the end, no bookie listed that answered."""
-
-    def to_document(self) -> dict[str, object]:
-        """Return the stored form."""
-        return {"lac": self.lac, "bookies": list(self.bookies), "missing": self.missing}
-
-    @classmethod
-    def from_document(cls, document: dict[str, Any]) -> GivenUp:
-        """Parse the stored form; raises ValueError, KeyError or TypeError where it is damaged."""
-        return cls(
-            integer(document["lac"], NO_ENTRY, ENTRY_ID_MAX),
-            tuple(check_bookie_id(bookie) for bookie in document["bookies"]),
-            integer(document["missing"], 0, ENTRY_ID_MAX),
         )
 
 
@@ -479,10 +454,31 @@ class LedgerMetadata:
         """Return the ledger after a repair that found all Qw copies of all entries."""
         return replace(self, below_write_quorum_from=None)
 
-    def close_with_loss(self, last_entry: int, length: int, given_up: GivenUp) -> LedgerMetadata:
-        """Close an IN_RECOVERY ledger behind the last entry that can be read, with a record of the loss."""
+    def close_with_loss(
+        self,
+        last_entry: int,
+        length: int,
+        given_up: GivenUp,
+        *,
+        fragments: Sequence[Fragment] | None = None,
+    ) -> LedgerMetadata:
+        """Close an IN_RECOVERY ledger behind the last entry that can be read, with a record of the loss.
+
+        Args:
+            fragments: those that are left, where the last one begins behind the end; None for the present.
+        """
         self._require(LedgerState.IN_RECOVERY, "be closed with a loss")
-        return replace(self.close(last_entry, length), given_up=given_up)
+        closed = replace(
+            self,
+            state=LedgerState.CLOSED,
+            last_entry=last_entry,
+            length=length,
+            fragments=self.fragments if fragments is None else tuple(fragments),
+            length_before=self.length_before if fragments is None else length,
+            given_up=given_up,
+        )
+        closed._check(InvalidTransitionError)
+        return closed
 
     def replace_bookie(self, index: int, old: str, new: str) -> LedgerMetadata:
         """Return the ledger with one bookie in another's place in one fragment (repair, rule 14)."""

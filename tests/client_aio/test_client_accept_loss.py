@@ -8,7 +8,10 @@ import pytest
 
 import client_aio
 from bookie_aio.wire.messages import Failure, Hello, Message, Ping, Read, ReadAnswer, Status, Stop
-from metadata.model.ledger import LedgerState
+from metadata.access.bookies import DRAINING, Order, change_order, retire
+from metadata.ids import available_key, cookie_key
+from metadata.model.given_up import GivenUp
+from metadata.model.ledger import Fragment, LedgerState
 from tests.support.scriptedbookies import LEDGER, Scene, scene
 
 WAIT_S = 20.0
@@ -136,3 +139,59 @@ async def test_an_entry_that_one_bookie_cannot_serve_is_taken_from_another() -> 
             given_up = reader.metadata.given_up
         assert given_up is not None
         assert given_up.bookies == ("b2", "b3", "b4")
+
+
+async def leave(now: Scene, number: int, how: str) -> None:
+    """Let a bookie be away in one of several ways."""
+    name, store = f"b{number}", now.ledgers.store
+    now.bookies[number].script = gone
+    if how != "it runs":
+        await store.delete(available_key(name))
+    if how != "it has no cookie":
+        await store.create(cookie_key(name), b"{}")
+    if how == "it was ordered to leave":
+        await change_order(store, name, lambda _: Order(DRAINING))
+    elif how == "it is retired":
+        await retire(store, name)
+
+
+@pytest.mark.parametrize("is_unbounded", [False, True])
+@pytest.mark.parametrize("how", ["it has no cookie", "it was ordered to leave", "it is retired"])
+async def test_behind_a_fragment_whose_bookies_are_gone_for_good_the_one_before_is_the_last(
+    how: str, is_unbounded: bool
+) -> None:
+    async with scene(6) as now, asyncio.timeout(WAIT_S):
+        await now.create(name="payments" if is_unbounded else None)
+        if is_unbounded:
+            await now.change(lambda metadata: metadata.take_over())
+            first = Fragment(0, ("b0", "b1", "b2"))
+            await now.change(lambda had: had.open_term(0, first.bookies, length=0, fragments=[first]))
+        await now.change(lambda had: had.change_ensemble(3, ["b3", "b4", "b5"], length=9))
+        for bookie in now.bookies[:3]:
+            bookie.hold(range(5), term=int(is_unbounded))  # 3 and 4 belong to the next fragment.
+        for number in (3, 4, 5):
+            await leave(now, number, how)
+        async with now.client.open_ledger(LEDGER, recover=True, accept_loss=True) as reader:
+            metadata = reader.metadata
+            assert [bytes(each.data) async for each in reader.read(0, 2)] == [b"0", b"1", b"2"]
+        assert (metadata.is_closed, metadata.last_entry) == (True, 2)
+        assert metadata.given_up == GivenUp(2, ("b3", "b4", "b5"), 0)
+        # No bookie that is gone is named any more.
+        assert {name for each in metadata.fragments for name in each.bookies} == {"b0", "b1", "b2"}
+        assert [each.first_entry for each in metadata.fragments] == [0, 3]
+
+
+@pytest.mark.parametrize("how", ["it runs", "it is down"])
+async def test_entries_of_bookies_that_may_come_back_are_not_given_up_for_those_before(how: str) -> None:
+    async with scene(6) as now, asyncio.timeout(WAIT_S):
+        await now.create()
+        await now.change(lambda had: had.change_ensemble(3, ["b3", "b4", "b5"], length=3))
+        for bookie in now.bookies[:3]:
+            bookie.hold(range(3))
+        for number in (3, 4):
+            await leave(now, number, "it was ordered to leave")
+        await leave(now, 5, how)
+        with pytest.raises(client_aio.LedgerRecoveryError, match="decommission"):
+            await now.client.open_ledger(LEDGER, recover=True, accept_loss=True)
+        metadata, _ = await now.ledgers.read(LEDGER)
+        assert metadata.state is LedgerState.IN_RECOVERY

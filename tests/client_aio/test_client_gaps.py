@@ -10,7 +10,8 @@ import pytest
 import client_aio
 from bookie_aio.wire.messages import Message, Read, ReadAnswer, Stop
 from metadata.access.logs import LogStore
-from metadata.model.ledger import GivenUp, LedgerMetadata
+from metadata.model.given_up import GivenUp
+from metadata.model.ledger import LedgerMetadata
 from metadata.model.log import LogHead, LogRow
 from tests.support.scriptedbookies import LEDGER, Scene, scene
 

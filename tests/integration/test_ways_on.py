@@ -20,6 +20,7 @@ from tests.support.cluster import Cluster
 from tests.support.following import appended_until_followed
 from tests.support.links import Links
 from tests.support.replicas import lose, stored
+from tests.support.unbounded import NAME
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -297,6 +298,71 @@ class TestAcceptLoss:
                 assert given_up is not None
                 assert set(given_up.bookies) == set(lost)
                 assert reader.last_add_confirmed == 0
+
+
+class TestUnbounded:
+    async def test_an_unbounded_ledger_that_cannot_be_taken_over_is_sealed_and_its_readers_are_told(
+        self, tmp_path: Path
+    ) -> None:
+        async with (
+            Cluster(tmp_path, bookies=5) as cluster,
+            client_aio.connect(cluster.uri, **IMPATIENT) as client,
+        ):
+            ledger = await client.open_unbounded_ledger(NAME)
+            assert await ledger.add_entries([b"0", b"1", b"2"]) == (0, 2)
+            async with client.open_ledger(NAME) as reader:
+                while await reader.read_last_add_confirmed() < 2:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            following = client.read_unbounded_ledger(NAME)
+            assert [(await anext(following)).data for _ in range(3)] == [b"0", b"1", b"2"]
+            lost = ledger.metadata.last_fragment.bookies[:2]
+            for name in lost:
+                await cluster[name].kill()
+            await ledger.abort()
+            with pytest.raises(client_aio.LedgerRecoveryError):
+                await client.open_unbounded_ledger(NAME)
+            with pytest.raises(client_aio.InvalidArgumentError, match="accept_loss"):
+                await client.open_ledger(NAME, recover=True)
+            async with client.open_ledger(NAME, recover=True, accept_loss=True) as reader:
+                assert (reader.is_closed, reader.last_add_confirmed, reader.length) == (True, 2, 3)
+                metadata = reader.metadata
+                assert [each.data async for each in reader.read(0, 2)] == [b"0", b"1", b"2"]
+            assert metadata.given_up is not None
+            assert (set(metadata.given_up.bookies), metadata.given_up.lac) == (set(lost), 2)
+            assert metadata.term > ledger.term
+            for follow in (False, True):
+                entries = client.read_unbounded_ledger(NAME, follow=follow)
+                assert [(await anext(entries)).data for _ in range(3)] == [b"0", b"1", b"2"]
+                with pytest.raises(client_aio.RecordsLostError) as caught:
+                    await anext(entries)
+                assert caught.value.entry_id == 3
+            with pytest.raises(client_aio.RecordsLostError):
+                await asyncio.wait_for(anext(following), WAIT_S)
+            with pytest.raises(client_aio.LedgerClosedError, match="with a loss"):
+                await client.open_unbounded_ledger(NAME)
+            async with client.open_ledger(NAME, recover=True, accept_loss=True) as again:
+                assert again.metadata == metadata
+
+    async def test_the_writer_of_a_ledger_that_is_sealed_with_a_loss_is_fenced(
+        self, cluster: Cluster
+    ) -> None:
+        async with (
+            client_aio.connect(cluster.uri) as client,
+            Links(cluster.uri) as links,
+            links.connect("closer", **IMPATIENT) as closer,
+        ):
+            ledger = await client.open_unbounded_ledger(NAME)
+            await ledger.add_entry(b"0")
+            with pytest.raises(client_aio.InvalidArgumentError, match="taken over"):
+                await closer.open_ledger(NAME, recover=True, accept_loss=True)
+            await ledger.add_entry(b"1")  # It was left alone.
+            for name in ledger.metadata.last_fragment.bookies[:2]:
+                await links["closer", name].cut()
+            async with closer.open_ledger(NAME, recover=True, accept_loss=True) as reader:
+                assert (reader.is_closed, reader.last_add_confirmed) == (True, 1)
+            with pytest.raises((client_aio.LedgerFencedError, client_aio.LedgerClosedError)):
+                await ledger.add_entry(b"2")
+            await ledger.abort()
 
 
 class TestOwners:

@@ -24,7 +24,8 @@ from client_aio.core.repair_plan import (
     split,
 )
 from metadata.errors import InvalidTransitionError
-from metadata.model.ledger import ABSENT_MAX, Absent, Fragment, GivenUp, LedgerMetadata
+from metadata.model.given_up import GivenUp
+from metadata.model.ledger import ABSENT_MAX, Absent, Fragment, LedgerMetadata
 from metadata.store import VALUE_BYTES_MAX
 
 ENTRY = encode_block(
@@ -304,6 +305,10 @@ def test_a_ledger_is_closed_with_a_loss_once_and_says_so() -> None:
     assert (closed.is_closed, closed.last_entry, closed.given_up) == (True, 9, given_up)
     assert LedgerMetadata.from_json(closed.to_json()) == closed
     assert LossyEnd(entered, 9, 100, given_up).apply(closed) is None
+    cut = LossyEnd(entered, 4, 50, given_up, lost_from=7).apply(entered)
+    assert cut is not None
+    assert (cut.last_entry, cut.length_before) == (4, 50)
+    assert [each.first_entry for each in cut.fragments] == [0, 5]
     owned = closed.owned_by("orders")
     assert LedgerMetadata.from_json(owned.to_json()).log == "orders"
     assert owned.owned_by("") == closed

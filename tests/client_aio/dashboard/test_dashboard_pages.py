@@ -31,7 +31,8 @@ from client_aio.dashboard.observer import LedgerView, LogView
 from client_aio.dashboard.vitals import Series
 from metadata.access.bookies import BookieRecord
 from metadata.access.repair_tasks import AuditorRecord, RepairTask, TaskRef, WorkerRecord
-from metadata.model.ledger import Fragment, GivenUp, LedgerMetadata
+from metadata.model.given_up import GivenUp
+from metadata.model.ledger import Fragment, LedgerMetadata
 from metadata.model.log import LogHead, LogRow, Transaction
 
 HOSTILE = "<script>alert(1)</script>\"'&\u202e\x1b[31m"

@@ -157,6 +157,23 @@ MUTANTS = [
         tests=("tests/integration/test_scarce_bookies.py", "-k", "before_a_loss"),
     ),
     Mutant(
+        515, "a reader of an unbounded ledger that was sealed with a loss ends there in silence",
+        (Edit("client_aio.unbounded.operations:UnboundedLedgerReader.check_loss",
+              "self._metadata.given_up is not None", "False"),),
+        tests=("tests/integration/test_ways_on.py", "-k", "readers_are_told"),
+    ),
+    Mutant(
+        516, "an unbounded ledger is sealed with a loss under the term of its writer",
+        (Edit("client_aio.unbounded.seal:seal_with_loss", "partial(take_over, least=least)",
+              "lambda now: __import__('dataclasses').replace(now, state=LedgerState.IN_RECOVERY)"),),
+        tests=("tests/integration/test_ways_on.py", "-k", "sealed_with_a_loss_is_fenced"),
+    ),
+    Mutant(
+        517, "the entries of a bookie that is merely down are given up for those of the fragment before",
+        (Edit("metadata.access.bookies:are_gone", "return staying.isdisjoint(bookies)", "return True"),),
+        tests=("tests/client_aio/test_client_accept_loss.py", "-k", "come_back"),
+    ),
+    Mutant(
         519, "a writer that heals does not know the term that it was taking when all tasks were cancelled",
         (Edit("client_aio.core.healing:OwnTerms.draw", "self._unheard[token] = self._wanted", "pass"),),
         tests=("tests/integration/test_unbounded_healing.py", "-k", "while_it_took_the_term"),

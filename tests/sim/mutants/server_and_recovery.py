@@ -153,14 +153,14 @@ MUTANTS = [
     Mutant(
         220, "a ledger that is closed with a loss ends at the LAC that is stated",
         (Edit("client_aio.ledger.accept_loss:_find_end_without",
-              "await reads.last_readable(list(holdings.values()))",
+              "await reads.last_readable(list(holdings.values()), below)",
               "(max(each.lac for each in holdings.values()), 0)"),),
         ("accepted-losses",),
     ),
     Mutant(
         221, "a ledger that is closed with a loss ends where one bookie does",
-        (Edit("client_aio.ledger.accept_loss:_find_end_without", "list(holdings.values()))",
-              "list(holdings.values())[:1])"),),
+        (Edit("client_aio.ledger.accept_loss:_find_end_without", "list(holdings.values()), below)",
+              "list(holdings.values())[:1], below)"),),
         ("accepted-losses",),
     ),
     Mutant(
