@@ -2,7 +2,9 @@
 
 The shell that the writers of logs and of unbounded ledgers share. `client_aio.core.healing` has the theory.
 `Healing` owns the task that opens again, and the writer's state as the application sees it. It also owns the
-timer that looks for adds that are too old. It does not own the adds, nor how a log or a ledger is opened.
+timer that looks for adds that are too old, and the watch of the metadata: an attempt may wait for bookies for
+long, while another client takes the log or the ledger. It does not own the adds, nor how a log or a ledger is
+opened.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
+from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from client_aio.core.healing import AppendAges
@@ -27,7 +30,7 @@ from metadata.errors import (
     UnauthorizedAccessError,
     WriterAbortedError,
 )
-from metadata.owned_task import OwnedTask
+from metadata.owned_task import OwnedTask, unless
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -41,6 +44,7 @@ Opened = TypeVar("Opened")
 APPEND_TIMEOUT_S = 60.0
 _REST_MIN_S = 0.05
 _REST_MAX_S = 1.0
+_WATCH_RETRY_S = 0.2
 _LOOKS_PER_TIMEOUT = 8
 """An add that is too old is found late by at most this share of the timeout."""
 _FINAL = (
@@ -80,6 +84,19 @@ def check_timeout(append_timeout_s: float | None) -> None:
         raise InvalidArgumentError(
             f"append_timeout_s {append_timeout_s!r} is not a positive number of seconds; None: no timeout"
         )
+
+
+async def _until_lost(
+    changes: Callable[[], AsyncGenerator[None, None]], is_lost: Callable[[], Awaitable[bool]]
+) -> None:
+    """Wait until a look shows that another client has the log or the ledger: now, and after each change."""
+    while True:
+        with suppress(BookKeeperError):  # The attempts report a store that cannot be reached.
+            async with aclosing(changes()) as watch:
+                async for _ in watch:
+                    if await is_lost():
+                        return
+        await asyncio.sleep(_WATCH_RETRY_S)
 
 
 class HealingOwner(Protocol):
@@ -192,12 +209,26 @@ class Healing:
         self._healed.set()
         self.note_state()
 
-    async def try_until_open(self, attempt: Callable[[], Awaitable[Opened | None]]) -> Opened:
+    async def try_until_open(
+        self,
+        attempt: Callable[[], Awaitable[Opened | None]],
+        changes: Callable[[], AsyncGenerator[None, None]],
+        is_lost: Callable[[], Awaitable[bool]],
+    ) -> Opened:
         """Make attempts until one returns a result.
+
+        Args:
+            changes: watches the metadata that say who has the log or the ledger.
+            is_lost: reads them. Once another client has it, the attempt under way is ended. The next one
+                finds the same, and raises why.
 
         Raises:
             BookKeeperError: an error for which `is_final` holds.
         """
+        opened = await unless(_until_lost(changes, is_lost), self._try_until_open(attempt))
+        return opened if opened is not None else await self._try_until_open(attempt)
+
+    async def _try_until_open(self, attempt: Callable[[], Awaitable[Opened | None]]) -> Opened:
         rest_s = _REST_MIN_S
         while True:
             try:

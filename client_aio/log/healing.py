@@ -6,6 +6,8 @@
       ─▶ recover the last two ledgers ─▶ complete the records that the recovered end holds
       ─▶ create a ledger and list it ─▶ send the other records there, in order
 
+The list is watched meanwhile: an attempt that waits for bookies ends as soon as another writer has the log.
+
 `Opener` owns these steps up to the new ledger, and the ids of the ledgers that this writer has made.
 `Healer` owns the records that no ledger is replicating, the failure that ends the writer, and its state.
 These records are the backlog, and behind it those that wait for room (`client_aio.ledger.waiting_adds`).
@@ -39,7 +41,7 @@ from metadata.errors import (
 from metadata.model.log import LogRow
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 
     from client_aio.context import ClientContext
     from client_aio.core.digest import Digest
@@ -175,6 +177,18 @@ class Opener:
             return await self._list(await self._create(takeover.head), takeover)
         except NoSuchLogError as no_log:
             raise self._lost(str(no_log)) from no_log
+
+    def changes(self) -> AsyncGenerator[None, None]:
+        """Yield at once, then whenever another client may have taken the log."""
+        return self._lists.watch()
+
+    async def is_lost(self) -> bool:
+        """Return whether another writer has the log, or the log was deleted."""
+        try:
+            head, _ = await self._lists.read()
+        except NoSuchLogError:
+            return True
+        return not is_still_own(head, self._made)
 
     def _check_custom(self, head: LogHead) -> None:
         """Raise InvalidArgumentError if the log's custom metadata have no room for those of this writer."""
@@ -432,7 +446,10 @@ class Healer:
     async def _open_again(self, failed: LogLedger) -> Listed:
         await self._log.withdraw()
         await failed.abort()
-        return await self.healing.try_until_open(lambda: self.opener.try_again(self._settled, self._lose))
+        opener = self.opener
+        return await self.healing.try_until_open(
+            lambda: opener.try_again(self._settled, self._lose), opener.changes, opener.is_lost
+        )
 
     def _opened(self, listed: Listed) -> None:
         logger.info("log=%s is open again with ledger %d", self._name, listed.ledger.ledger_id)

@@ -36,7 +36,12 @@ from client_aio.ledger.recovery import Recovery, check_reach
 from client_aio.ledger.writer import LedgerWriter, Token
 from client_aio.unbounded.paged_fragments import PagedEntries, VersionedFragments
 from metadata.access.bookies import SetBacks, not_free_below
-from metadata.errors import InvalidArgumentError, LedgerClosedError, LedgerRecoveryError
+from metadata.errors import (
+    InvalidArgumentError,
+    LedgerClosedError,
+    LedgerRecoveryError,
+    NoSuchLedgerError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable
@@ -308,7 +313,9 @@ class UnboundedLedgerWriter(LedgerWriter):
         """Take the ledger over from this writer itself, as often as it takes."""
         await changes.cancel()
         return await self._healing.try_until_open(
-            lambda: take_over_again(self._context, self.ledger_id, self._digest, self._own_terms)
+            lambda: take_over_again(self._context, self.ledger_id, self._digest, self._own_terms),
+            lambda: self._context.ledgers.watch(self.ledger_id),
+            lambda: _is_lost(self._context, self.ledger_id, self._own_terms),
         )
 
     def _go_on(self, opened: OpenedTerm) -> None:
@@ -453,6 +460,14 @@ async def take_over_again(
     draw = partial(own.draw, context.draw_token)
     held = VersionedFragments(context, metadata, version, patience_s=math.inf, draw_token=draw)
     return await open_term(context, held, digest, own)
+
+
+async def _is_lost(context: ClientContext, ledger_id: int, own: OwnTerms) -> bool:
+    """Return whether another client has a writer's ledger, or it was sealed or deleted."""
+    try:
+        return not own.hold(*await context.ledgers.read(ledger_id))
+    except NoSuchLedgerError:
+        return True
 
 
 async def _find_end(

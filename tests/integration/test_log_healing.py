@@ -26,7 +26,7 @@ from client_aio import (
 from client_aio.ledger.recovery import recover_ledger
 from client_aio.log import takeover
 from tests.integration.test_log_ends import until_listed
-from tests.support.healing import LASTS_S, bring_back, lose_two, state_is
+from tests.support.healing import LASTS_S, bring_back, hold_up, lose_two, state_is
 
 if TYPE_CHECKING:
     from client_aio import Client
@@ -120,6 +120,38 @@ async def test_a_writer_that_heals_is_fenced_once_another_has_the_log(cluster: C
         is_in = cut_off.exception() is None  # The takeover has decided that.
         assert is_in or isinstance(cut_off.exception(), LogFencedError)
         assert await contents(other) == ([b"1", b"2", b"other"] if is_in else [b"1", b"other"])
+
+
+@pytest.mark.parametrize("is_deleted", [False, True])
+async def test_a_writer_that_waits_for_bookies_hears_at_once_that_another_has_the_log(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, is_deleted: bool
+) -> None:
+    async with client_aio.connect(cluster.uri) as client, client_aio.connect(cluster.uri) as other:
+        log = await client.open_log("a")
+        await log.append(b"1")
+        waits = hold_up(monkeypatch, takeover, client)
+        await lose_two(cluster)
+        cut_off = log.append(b"2")
+        async with asyncio.timeout(LASTS_S):
+            await waits.wait()
+            held = log.append(b"3")
+            await bring_back(cluster)
+            if is_deleted:
+                await other.delete_log("a")
+            else:
+                async with other.open_log("a") as taken:
+                    await taken.append(b"other")
+            with pytest.raises(LogFencedError):
+                await held
+            await asyncio.wait([cut_off])
+        assert log.state is WriterState.FENCED
+        with pytest.raises(LogFencedError):
+            await log.close()
+        await log.abort()
+        is_in = cut_off.exception() is None  # The takeover has decided that.
+        assert is_in or isinstance(cut_off.exception(), LogFencedError)
+        if not is_deleted:
+            assert await contents(other) == ([b"1", b"2", b"other"] if is_in else [b"1", b"other"])
 
 
 @pytest.mark.parametrize("is_fenced", [False, True])

@@ -11,15 +11,17 @@ import client_aio
 from client_aio import (
     BookKeeperError,
     InvalidArgumentError,
+    LedgerClosedError,
     LedgerFencedError,
     NoSuchLedgerError,
     OperationTimeoutError,
     Outcome,
     WriterState,
 )
+from client_aio.unbounded import writer as unbounded_writer
 from metadata.model.ledger import LedgerMetadata, LedgerState
 from metadata.store import Version
-from tests.support.healing import LASTS_S, bring_back, lose_two, state_is
+from tests.support.healing import LASTS_S, bring_back, hold_up, lose_two, state_is
 from tests.support.unbounded import NAME, everything, numbered
 
 if TYPE_CHECKING:
@@ -95,6 +97,34 @@ async def test_a_writer_that_heals_is_fenced_once_another_has_the_ledger(cluster
         await ledger.abort()
         found = [data for _, data in await everything(other)]
         assert found in ([b"0", b"other"], [b"0", b"1", b"other"])
+
+
+@pytest.mark.parametrize("how", ["taken over", "sealed", "deleted"])
+async def test_a_writer_that_waits_for_bookies_hears_at_once_that_another_has_the_ledger(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    async with (
+        client_aio.connect(cluster.uri) as client,
+        client_aio.connect(cluster.uri) as other,
+        asyncio.timeout(LASTS_S),
+    ):
+        ledger = await client.open_unbounded_ledger(NAME)
+        await ledger.add_entry(b"0")
+        waits = hold_up(monkeypatch, unbounded_writer, client)
+        await lose_two(cluster)
+        outstanding = ledger.add_entry(b"1")
+        await waits.wait()
+        await bring_back(cluster)
+        if how == "deleted":
+            await other.delete_ledger(NAME)
+        else:
+            taken = await _taken(other)
+            await taken.close(seal=how == "sealed")
+        kinds = {"taken over": LedgerFencedError, "sealed": LedgerClosedError, "deleted": NoSuchLedgerError}
+        with pytest.raises((LedgerFencedError, kinds[how])):
+            await outstanding
+        assert ledger.state in (WriterState.FENCED, WriterState.CLOSED)
+        await ledger.abort()
 
 
 async def _taken(client: client_aio.Client) -> UnboundedLedgerWriter:

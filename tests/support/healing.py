@@ -1,13 +1,18 @@
-"""What tests of writers that heal have in common: two of three bookies that go, and a writer's state."""
+"""What tests of writers that heal have in common: two bookies that go, a writer's state, takeovers."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from client_aio import LogWriter, UnboundedLedgerWriter, WriterState
+    from types import ModuleType
+
+    import pytest
+
+    from client_aio import Client, LogWriter, UnboundedLedgerWriter, WriterState
+    from client_aio.context import ClientContext
     from tests.support.cluster import Cluster
 
 LASTS_S = 60
@@ -30,3 +35,21 @@ async def lose_two(cluster: Cluster) -> None:
 async def bring_back(cluster: Cluster) -> None:
     """Start the two bookies."""
     await asyncio.gather(cluster["b1"].start(), cluster["b2"].start())
+
+
+def hold_up(monkeypatch: pytest.MonkeyPatch, module: ModuleType, client: Client) -> asyncio.Event:
+    """Let a client's takeovers wait for ever for the answers of bookies; the event tells that one waits.
+
+    Args:
+        module: that which calls `check_reach`.
+    """
+    waits, check_reach = asyncio.Event(), module.check_reach
+
+    async def check(context: ClientContext, *arguments: Any, **options: Any) -> None:
+        if context is client._context:
+            waits.set()
+            await asyncio.Event().wait()
+        await check_reach(context, *arguments, **options)
+
+    monkeypatch.setattr(module, "check_reach", check)
+    return waits

@@ -174,6 +174,11 @@ MUTANTS = [
         tests=("tests/client_aio/test_client_accept_loss.py", "-k", "come_back"),
     ),
     Mutant(
+        518, "a writer that heals looks only between attempts whether it still has its log or its ledger",
+        (Edit("client_aio.healing:_until_lost", "if await is_lost():", "if False:"),),
+        tests=("tests/integration/test_unbounded_healing.py", "-k", "hears_at_once"),
+    ),
+    Mutant(
         519, "a writer that heals does not know the term that it was taking when all tasks were cancelled",
         (Edit("client_aio.core.healing:OwnTerms.draw", "self._unheard[token] = self._wanted", "pass"),),
         tests=("tests/integration/test_unbounded_healing.py", "-k", "while_it_took_the_term"),
