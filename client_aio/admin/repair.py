@@ -48,6 +48,7 @@ from client_aio.core.repair_plan import (
     Part,
     complete_parts,
     first_held,
+    lists_first,
     owed,
     plan,
     split,
@@ -535,10 +536,15 @@ class _Copier:
 
     async def _copy_run(self, run: ClassRange) -> None:
         rest: ClassRange | None = run
+        again_at = -1
         while rest is not None:
             blocks = await self._from_source(rest)
             if not blocks:
-                rest = await self._pass_over(rest)
+                listings = await self._list_sources(rest)
+                if rest.first != again_at and lists_first(rest, listings):
+                    again_at = rest.first  # Its bookie did not answer for a moment, and does so now.
+                else:
+                    rest = self._pass_over(rest, listings)
                 continue
             began = self._loop.time()
             # Without a token the target asks the metadata store, for few requests at once.
@@ -550,8 +556,8 @@ class _Copier:
                 await self._throttle(Step(0, self._loop.time() - began, is_write=True))
             rest = rest.after(blocks[-1].last_entry)
 
-    async def _pass_over(self, rest: ClassRange) -> ClassRange | None:
-        """Note as lost the first entry of a range, and those behind it that no bookie lists."""
+    async def _list_sources(self, rest: ClassRange) -> list[list[Row]]:
+        """Return what the bookies list that may hold a range. Those that do not answer are withholding."""
         listings: list[list[Row]] = []
         for bookie_id in self._sources(rest):
             try:
@@ -565,6 +571,10 @@ class _Copier:
                 listings.append(rows)
             except BookKeeperError:
                 self.withholding.add(bookie_id)
+        return listings
+
+    def _pass_over(self, rest: ClassRange, listings: list[list[Row]]) -> ClassRange | None:
+        """Note as lost the first entry of a range, and those behind it that no bookie lists."""
         following = first_held(rest, listings)
         self.lost.add(rest, following)
         return None if following is None else rest._replace(first=following)

@@ -103,6 +103,15 @@ class LostRuns:
         return sorted(run for runs in self._of_class.values() for run in runs)
 
 
+def lists_first(wanted: ClassRange, listings: Iterable[Iterable[Row]]) -> bool:
+    """Return whether one of the listings has the first entry of a range."""
+    return any(
+        row.content_term >= wanted.content_term and wanted.first in row.entry_ids
+        for rows in listings
+        for row in rows
+    )
+
+
 def first_held(rest: ClassRange, listings: Iterable[Iterable[Row]]) -> int | None:
     """Return the first entry of a range, behind its first, that one of the listings has; None for none."""
     later = rest.after(rest.first)

@@ -11,7 +11,7 @@ import client_aio
 from benchmarks.processes import start_module
 from bookie_aio.wire.messages import Op, Read, Stop
 from client_aio import LedgerState
-from client_aio.admin.repair import Repair
+from client_aio.admin.repair import Repair, _Copier
 from client_aio.ledger.metadata_update import VersionedLedgerMetadata
 from client_aio.ledger.recovery import recover_ledger
 from metadata.ids import TERM_FINAL
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
+    from bookie_aio.wire.blocks import Block
+    from client_aio.core.read_plan import ClassRange
     from tests.support.links import Frame
 
 COUNT = 3000
@@ -511,6 +513,23 @@ class TestDamage:
             (fragment,) = (await client.repair_ledger(ledger_id, replace=moved)).fragments
             await cluster[moved].kill()
             assert len(await stored(client, fragment.replacement, ledger_id, range(COUNT))) == COUNT
+
+    async def test_an_entry_whose_bookie_gave_no_answer_for_a_moment_is_read_again(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from_source, asked = _Copier._from_source, list[int]()
+
+        async def silent_at_first(self: _Copier, wanted: ClassRange) -> list[Block]:
+            asked.append(wanted.first)
+            return [] if len(asked) == 1 else await from_source(self, wanted)
+
+        monkeypatch.setattr(_Copier, "_from_source", silent_at_first)
+        async with Cluster(tmp_path) as cluster, client_aio.connect(cluster.uri) as client:
+            ledger_id = await written(client, 2, 2, 2)
+            lost = (await client.ledger_metadata(ledger_id)).last_fragment.bookies[0]
+            (fragment,) = (await client.repair_ledger(ledger_id, replace=lost)).fragments
+        assert asked[:2] == [0, 0]
+        assert (fragment.entries_copied, fragment.lost) == (COUNT, ())
 
     async def test_a_bookie_that_fails_while_it_is_copied_to_is_given_up(self, tmp_path: Path) -> None:
         async with (

@@ -249,3 +249,9 @@ def test_leaving_a_writer_that_has_told_its_failure_closes_nothing(profile: str,
 def test_a_ledger_that_was_created_below_the_id_floor_is_nobody_s_to_finish(profile: str, seed: int) -> None:
     """Of the workload: a dead creator's request came late, and the finisher took the ledger over."""
     replay(profile, seed, pace=None)
+
+
+@pytest.mark.parametrize(("profile", "seed"), [("leaving-bookie", 1025056)])
+def test_a_bookie_may_lack_what_the_one_before_it_never_had(profile: str, seed: int) -> None:
+    """The only holder was away while a repair read. The checker took the seat for one without its copies."""
+    replay(profile, seed, pace=None)

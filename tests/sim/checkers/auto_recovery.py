@@ -1,7 +1,8 @@
 """The promises of auto recovery: it copies first, replaces nobody early, and keeps its tasks to the end.
 
 - RepairsCopyFirst: a repair names a bookie in a fragment of a bounded ledger when it has shown every entry
-  that it owes there: acknowledged it, or returned it to somebody. Entries recorded as absent are excepted.
+  that it owes there: acknowledged it, or returned it to somebody. Entries recorded as absent are excepted,
+  and entries that the replaced bookie never showed either: no copy is given up with its seat.
 - NobodyIsReplacedEarly: a bookie loses a seat of a complete fragment only if it was away for the delay. This
   is checked in runs in which every client sees the metadata store in time, and nobody repairs by hand.
 - TasksEndWhole: no complete fragment names a bookie whose disk is gone for good when the task that calls it
@@ -203,25 +204,29 @@ class Watched:
 
     def _check_copied(self, after: LedgerMetadata, part: Part, old: str, new: str) -> None:
         ledger_id = after.ledger_id
-        promised = self._history.words.promised_under(new, ledger_id, part.content_term)
-        given = self._given.get((new, ledger_id), set())
-        lacking = [
+        shown = self._shown(new, ledger_id, part.content_term)
+        lacking = {
             entry_id
             for wanted in owed(after, part, new, 1 << 40)
             for entry_id in range(wanted.first, wanted.last + 1, wanted.stride)
-            if entry_id not in promised and entry_id not in given
-        ]
+            if entry_id not in shown
+        }
         seat = part.bookies.index(new)
         absent = sum(
             one.entries
             for one in after.absent
             if (one.first_entry, one.seat, one.bookie) == (part.first_entry, seat, old)
         )
+        given_up = sorted(lacking & self._shown(old, ledger_id, part.content_term))
         self._history.require(
-            len(lacking) <= absent,
+            not given_up or len(lacking) <= absent,
             "RepairsCopyFirst",
-            lambda: f"{new} takes the place of {old} in ledger {ledger_id} and never showed {lacking}",
+            lambda: f"{new} takes the place of {old} in ledger {ledger_id} and never showed {given_up}",
         )
+
+    def _shown(self, bookie: str, ledger_id: int, content_term: int) -> set[int]:
+        promised = self._history.words.promised_under(bookie, ledger_id, content_term)
+        return self._given.get((bookie, ledger_id), set()).union(promised)
 
     def _check_away(self, after: LedgerMetadata, old: str) -> None:
         away_s = self._longest_absence(old)

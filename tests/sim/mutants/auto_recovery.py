@@ -330,6 +330,13 @@ MUTANTS = [
         note="it has to stand still while its bookie is lost, and replaced",
     ),
     Mutant(
+        530, "a repair passes over an entry that a list shows",
+        (Edit(f"{_COPIER}._copy_run",
+              "if rest.first != again_at and lists_first(rest, listings):", "if False:"),),
+        tests=("tests/integration/test_repair.py", "-k", "for_a_moment"),
+        note="leaving-bookie 1025056 found it: a source has to be silent for as long as the reads take",
+    ),
+    Mutant(
         378, "records of absent entries are left over where all entries are there",
         (Edit("client_aio.autorecovery.worker:Worker._attempt",
               "await self._clear_absent(ledger_id)", "Counter()"),),
