@@ -10,7 +10,8 @@ The shell around `client_aio.core.audit`. Three tasks run while this process lea
 - *Checks* compare what bookies list with what they owe, at a bounded rate. A ledger is checked after it was
   closed, after a bookie of it came back or reported lost data, and once a day. So the seats
   that were never filled are found: those of ledgers that began below E, or were closed at the ack quorum.
-  A check in which a running bookie gave no answer is made again after it answers.
+  What a check finds is added to the task that there is, which may become more urgent by it. A check in
+  which a running bookie gave no answer is made again after it answers.
 - *Looks* notice the bookies that are gone for longer than the delay, and make the tasks.
 
 With a placement policy that has write sets span racks, a pass also notes the ledgers that one exchange of a
@@ -367,7 +368,8 @@ class Auditor:
 
     async def _make_tasks(self, lost: list[str]) -> None:
         """Make the tasks that there have to be and are not, those with the fewest good copies first."""
-        refs = {ref.ledger_id: ref for ref in await self._tasks.refs()}
+        # Reversed: where a ledger has two tasks, the one with fewer good copies counts.
+        refs = {ref.ledger_id: ref for ref in reversed(await self._tasks.refs())}
         done = [ledger_id for ledger_id in self._refs if ledger_id not in refs]
         self._refs = refs
         if done:
@@ -375,6 +377,9 @@ class Auditor:
             for ledger_id in done:
                 self._reasons.pop(ledger_id, None)
         await self._give_way()
+        # Before anything else, since it takes no place: a task may be more urgent than its key says.
+        here = {one: found for one, found in self._found.items() if one in refs}
+        await for_each(list(here), lambda one: self._make_task(one, *here[one]), self._config.reads_at_once)
         room = max(self._config.tasks_max - len(refs), 0)
         has_room = room > self._config.tasks_max // 5 or not self._waiting
         if not (has_room and (self._is_dirty or self._waiting)):
@@ -389,7 +394,12 @@ class Auditor:
             lacking[ledger_id] = (min(copies, before), {**others, **reasons})
         order = sorted(lacking, key=lambda one: (lacking[one][0], one))
         new = [one for one in order if one not in refs and one not in aside]
-        changed = [one for one in order if one in refs and _adds(lacking[one][1], self._reasons.get(one, {}))]
+        changed = [
+            one
+            for one in order
+            if one in refs
+            and (lacking[one][0] < refs[one].copies or _adds(lacking[one][1], self._reasons.get(one, {})))
+        ]
         self._waiting = left = total - len(scarcest) + max(len(new) - room, 0)
         self._note_waiting()
         by_copies = [list(each) for _, each in itertools.groupby(new, key=lambda one: lacking[one][0])]
@@ -415,7 +425,8 @@ class Auditor:
     def _find(self, ledger_id: int, copies: int, reasons: dict[str, list[str]]) -> None:
         """Note what only a check knows of a ledger: its task is made, or gets these reasons, too."""
         if found := {reason: bookies for reason, bookies in reasons.items() if reason != REASON_LOST}:
-            self._found[ledger_id] = (copies, found)
+            fewest, before = self._found.get(ledger_id, (copies, {}))
+            self._found[ledger_id] = (min(copies, fewest), {**before, **found})
         self._is_dirty = True
 
     async def _give_way(self) -> None:
@@ -471,28 +482,23 @@ class Auditor:
             )
 
     async def _make_task(self, ledger_id: int, copies: int, reasons: dict[str, list[str]]) -> None:
-        """Make a ledger's task, or put one with more reasons in the place of the one there is."""
-        known = self._refs.get(ledger_id)
-        task = RepairTask(reasons, self._context.now_ms())
+        """Make a ledger's task, or add the reasons to the one there is, under compare-and-set."""
+        known, token = self._refs.get(ledger_id), self._context.draw_token()
+        ref, task = TaskRef(max(copies, 0), ledger_id, token), RepairTask(reasons, self._context.now_ms())
+        is_new = known is None
         if known is not None:
             try:
-                stored, _ = await self._tasks.read(known)
-                task = stored.merged(reasons)
-                if task is stored and known.copies <= copies:
-                    self._reasons[ledger_id] = task.reasons  # Another auditor made it.
-                    self._found.pop(ledger_id, None)
-                    return
+                ref, task = await self._tasks.add(known, ref.copies, reasons, token)
             except (NoSuchKeyError, MetadataCorruptError):
-                known = None
-        ref = TaskRef(max(copies, 0), ledger_id, self._context.draw_token())
-        await self._tasks.create(ref, task)
-        if known is not None:
-            # After the creation: an auditor that is killed in between leaves a task too many, not none.
-            await self._tasks.done(known, None)
+                is_new = True
+        if is_new:
+            await self._tasks.create(ref, task)
         self._refs[ledger_id] = ref
         self._reasons[ledger_id] = task.reasons
-        self._found.pop(ledger_id, None)
-        logger.debug("ledger=%d is to be repaired: copies=%d %s", ledger_id, copies, reasons)
+        fewest, found = self._found.get(ledger_id, (ref.copies, {}))
+        if fewest >= ref.copies and not _adds(found, task.reasons):  # A check may have found more meanwhile.
+            self._found.pop(ledger_id, None)
+        logger.debug("ledger=%d is to be repaired: copies=%d %s", ledger_id, ref.copies, task.reasons)
 
     # --- checks --------------------------------------------------------------------------------
 
@@ -566,8 +572,8 @@ class Auditor:
 
     async def _check(self, ledger_id: int) -> None:
         """Compare what the bookies of one ledger list with what they owe, and read a sample."""
-        if ledger_id in self._refs or ledger_id in self._failed.aside or ledger_id not in self.index:
-            return  # Its worker looks at it.
+        if ledger_id not in self.index:
+            return
         metadata, _ = await self._context.ledgers.read(ledger_id)
         states = replica_states(await list_replicas(self._context, ledger_id))
         for one in states:
@@ -583,11 +589,15 @@ class Auditor:
         self._unsettle(bad)
         marked = {one.bookie_id for one in states if one.is_marked} & bad
         reasons = {REASON_MISSING: sorted(bad - marked), REASON_MARKED: sorted(marked)}
-        self._found[ledger_id] = (
-            copies_by_replicas(metadata.write_quorum, states),
-            {reason: bookies for reason, bookies in reasons.items() if bookies},
-        )
-        self._is_dirty = True
+        found = {reason: bookies for reason, bookies in reasons.items() if bookies}
+        copies = copies_by_replicas(metadata.write_quorum, states)
+        aside = self._failed.aside.get(ledger_id)
+        if aside is not None:
+            if copies >= aside.copies and not _adds(found, aside.reasons):
+                return
+            self._find(ledger_id, aside.copies, aside.reasons)
+            self._failed.brought_back(ledger_id)
+        self._find(ledger_id, copies, found)
 
     async def _sample(self, metadata: LedgerMetadata, silent: Collection[str]) -> set[str]:
         """Read a few entries of one replica; return its bookie if one is missing or damaged there.
@@ -628,5 +638,7 @@ class Auditor:
 
 
 def _adds(reasons: dict[str, list[str]], known: dict[str, list[str]]) -> bool:
-    """Return whether there is a bookie under a reason that was not known."""
-    return any(set(bookies) - set(known.get(reason, ())) for reason, bookies in reasons.items())
+    """Return whether there is a reason, or a bookie under one, that was not known."""
+    return any(
+        reason not in known or not set(bookies).issubset(known[reason]) for reason, bookies in reasons.items()
+    )

@@ -58,7 +58,6 @@ from metadata.errors import (
     MetadataCorruptError,
     NoSuchKeyError,
     NoSuchLedgerError,
-    VersionConflictError,
 )
 from metadata.owned_task import OwnedTask, unless
 
@@ -339,9 +338,8 @@ class Worker:
         )
         self.record = replace(self.record, failed=self.record.failed + 1)
         self._note_rest(ref, task.attempts + 1)
-        with suppress(VersionConflictError, NoSuchKeyError):
-            failed = task.failed(outcome.error, outcome.entries_lost, outcome.doubted)
-            await self._tasks.update(ref, failed, version)
+        failed = task.failed(outcome.error, outcome.entries_lost, outcome.doubted)
+        await self._tasks.note_failure(ref, task, version, failed)
 
     def _note_rest(self, ref: TaskRef, attempts: int) -> None:
         pause_s = retry_after_s(attempts, self._config.retry_s, self._config.retry_max_s)

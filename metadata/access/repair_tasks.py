@@ -134,6 +134,14 @@ class RepairTask(Record):
         }
         return self if both == self.reasons else replace(self, reasons=both)
 
+    def added_since(self, before: RepairTask) -> dict[str, list[str]]:
+        """Return the reasons, and the bookies under reasons, that an earlier state of the task lacks."""
+        return {
+            reason: [name for name in names if name not in before.reasons.get(reason, ())]
+            for reason, names in self.reasons.items()
+            if reason not in before.reasons or not set(names).issubset(before.reasons[reason])
+        }
+
     def failed(self, error: str, entries_lost: int, doubted: Collection[str]) -> RepairTask:
         """Return the task after an attempt that failed.
 
@@ -259,6 +267,61 @@ class RepairTasks:
             NoSuchKeyError: it is done.
         """
         await self.store.compare_and_set(ref.key, task.to_json(), version)
+
+    async def add(
+        self, ref: TaskRef, copies: int, reasons: Mapping[str, list[str]], token: str
+    ) -> tuple[TaskRef, RepairTask]:
+        """Add reasons to a task. If the ledger has fewer good copies than its key says, it gets another key.
+
+        A worker that does the task meanwhile ends it only at the version that it read. Its lock is of the
+        ledger, and so holds for the other key, too.
+
+        Returns:
+            The task as it is now.
+
+        Raises:
+            NoSuchKeyError: it is done.
+            MetadataCorruptError: it does not parse.
+        """
+        while True:
+            task, version = await self.read(ref)
+            both = task.merged(reasons)
+            if copies < ref.copies:
+                urgent = TaskRef(copies, ref.ledger_id, token)
+                await self.create(urgent, both)
+                # After the creation, and only as it was read: at worst there is a task too many, never none.
+                await self.done(ref, version)
+                return urgent, both
+            try:
+                if both is not task:
+                    await self.update(ref, both, version)
+            except VersionConflictError:
+                continue
+            return ref, both
+
+    async def note_failure(
+        self, ref: TaskRef, task: RepairTask, version: Version, failed: RepairTask
+    ) -> None:
+        """Put a task that failed in the place of the one that was read, with what was added meanwhile.
+
+        The auditor may have given it another key. Does nothing if the ledger has no task any more.
+        """
+        while True:
+            try:
+                await self.update(ref, failed, version)
+                return
+            except VersionConflictError:
+                pass
+            except NoSuchKeyError:
+                others = [one for one in await self.refs() if one.ledger_id == ref.ledger_id]
+                if not others:
+                    return
+                ref = others[0]
+            try:
+                now, version = await self.read(ref)
+            except (NoSuchKeyError, MetadataCorruptError):
+                return
+            failed = failed.merged(now.added_since(task))
 
     async def done(self, ref: TaskRef, version: Version | None) -> bool:
         """Delete a task at that version; return False where it was changed: it is to be looked at again."""

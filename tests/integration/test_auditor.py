@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING
+
+import pytest
 
 import client_aio
 from client_aio.autorecovery.auditor import Auditor
 from client_aio.autorecovery.worker import Worker
 from client_aio.config import AutoRecoveryConfig
+from client_aio.ledger.metadata_update import VersionedLedgerMetadata
 from metadata.access.repair_tasks import (
+    COPIES_MAX,
     REASON_LEAVING,
     REASON_MISSING,
     REASON_RACKS,
@@ -23,8 +28,6 @@ from metadata.ids import ledger_key
 from tests.integration.test_autorecovery import QUICK, until, written
 
 if TYPE_CHECKING:
-    import pytest
-
     from client_aio.bookies.connection import BookieConnection
     from tests.support.cluster import Cluster
 
@@ -127,6 +130,60 @@ async def test_a_task_that_a_drain_makes_of_a_ledger_set_aside_gets_the_reasons_
         assert (ref.copies, ref.ledger_id) == (1, 7)
         assert (await tasks.read(ref))[0].reasons == {REASON_LEAVING: ["b3"], REASON_MISSING: ["b2"]}
         assert not auditor._failed.aside
+        assert not auditor._found
+
+
+async def lacking_at(client: client_aio.Client) -> tuple[int, str]:
+    """Write a ledger whose metadata name a bookie that holds nothing; give both."""
+    ledger_id = await written(client, ensemble_size=2, write_quorum=2, ack_quorum=2)
+    held = VersionedLedgerMetadata(client._context, *await client._context.ledgers.read(ledger_id))
+    before, other = held.current.last_fragment.bookies
+    (empty,) = {"b1", "b2", "b3"} - {before, other}
+    await held.update(lambda now: now.replace_bookie(0, before, empty))
+    return ledger_id, empty
+
+
+@pytest.mark.parametrize("reasons", [{REASON_RACKS: []}, {REASON_LEAVING: ["b9"]}])
+async def test_a_check_adds_to_a_task_that_there_is_and_makes_it_as_urgent_as_it_is(
+    cluster: Cluster, reasons: dict[str, list[str]]
+) -> None:
+    async with client_aio.connect(cluster.uri) as client:
+        ledger_id, empty = await lacking_at(client)
+        tasks = RepairTasks(client._context.ledgers.store)
+        ref = TaskRef(COPIES_MAX if REASON_RACKS in reasons else 2, ledger_id, "t")
+        task = RepairTask(reasons, 0)
+        await tasks.create(ref, task)
+        _, version = await tasks.read(ref)
+        lock = await tasks.lock(ledger_id, "w")
+        auditor = await begun(client)
+        auditor._waiting = 1  # The table of tasks is full.
+        auditor._config = replace(auditor._config, tasks_max=1)
+        await auditor._check_due(0.0)
+        assert empty not in auditor.record.settled
+        await auditor._look(0.2)
+        (now,) = await tasks.refs()
+        assert (now.copies, now.ledger_id) == (1, ledger_id)
+        assert (await tasks.read(now))[0].reasons == {**reasons, REASON_MISSING: [empty]}
+        assert await tasks.locked() == {ledger_id}
+        assert await tasks.done(ref, version), "its worker ends it, and the other one stays"
+        assert await tasks.refs() == [now]
+        await auditor._check_due(0.0)
+        assert empty in auditor.record.settled
+        await lock.close()
+
+
+async def test_a_check_brings_a_ledger_back_that_was_set_aside_for_less(cluster: Cluster) -> None:
+    async with client_aio.connect(cluster.uri) as client:
+        ledger_id, empty = await lacking_at(client)
+        auditor = await begun(client)
+        auditor._failed.set_aside(TaskRef(2, ledger_id, "t"), RepairTask({REASON_MISSING: ["b9"]}, 0))
+        await auditor._check(ledger_id)
+        assert not auditor._failed.aside
+        assert auditor._found == {ledger_id: (1, {REASON_MISSING: [empty]})}
+        auditor._found.clear()
+        auditor._failed.set_aside(TaskRef(1, ledger_id, "t"), RepairTask({REASON_MISSING: [empty]}, 0))
+        await auditor._check(ledger_id)
+        assert list(auditor._failed.aside) == [ledger_id]
         assert not auditor._found
 
 

@@ -61,6 +61,52 @@ async def test_a_task_that_was_changed_meanwhile_is_not_done(store: MetadataStor
         await tasks.read(ref)
 
 
+async def test_what_is_added_to_a_task_stays_though_a_worker_ends_it(store: MetadataStore) -> None:
+    tasks, ref = RepairTasks(store), TaskRef(2, 7, "t")
+    await tasks.create(ref, TASK)
+    _, before = await tasks.read(ref)
+    same, more = await tasks.add(ref, 2, {REASON_MARKED: ["b2"]}, "u")
+    assert (same, more.reasons) == (ref, {REASON_LOST: ["b3"], REASON_MARKED: ["b2"]})
+    assert not await tasks.done(ref, before)
+    assert (await tasks.read(ref))[0] == more
+    urgent, again = await tasks.add(ref, 1, {REASON_MARKED: ["b2"]}, "u")
+    assert (urgent, again) == (TaskRef(1, 7, "u"), more)
+    assert await tasks.done(ref, before)
+    assert await tasks.refs() == [urgent]
+
+
+async def test_a_task_that_changes_while_its_key_does_stays_beside_the_new_one(
+    store: MetadataStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tasks, ref, create = RepairTasks(store), TaskRef(2, 7, "t"), RepairTasks.create
+
+    async def beside_a_worker(self: RepairTasks, urgent: TaskRef, task: RepairTask) -> None:
+        await create(self, urgent, task)
+        before, version = await self.read(ref)
+        await self.update(ref, before.failed("no", 0, ["b9"]), version)
+
+    await tasks.create(ref, TASK)
+    monkeypatch.setattr(RepairTasks, "create", beside_a_worker)
+    await tasks.add(ref, 1, {REASON_MARKED: ["b2"]}, "u")
+    assert await tasks.refs() == [TaskRef(1, 7, "u"), ref]
+    assert (await tasks.read(ref))[0].reasons[REASON_MISSING] == ["b9"]
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+async def test_a_failure_is_noted_with_what_was_added_meanwhile(store: MetadataStore, copies: int) -> None:
+    tasks, ref = RepairTasks(store), TaskRef(2, 7, "t")
+    await tasks.create(ref, TASK)
+    _, before = await tasks.read(ref)
+    now, _ = await tasks.add(ref, copies, {REASON_MARKED: ["b2"]}, "u")
+    await tasks.note_failure(ref, TASK, before, TASK.failed("no bookie", 0, ["b4"]))
+    found = (await tasks.read(now))[0]
+    assert found.reasons == {REASON_LOST: ["b3"], REASON_MARKED: ["b2"], REASON_MISSING: ["b4"]}
+    assert (found.attempts, found.error) == (1, "no bookie")
+    await tasks.done(now, None)
+    await tasks.note_failure(ref, TASK, before, TASK.failed("no bookie", 0, ["b4"]))
+    assert await tasks.refs() == []
+
+
 async def test_a_lock_ends_with_its_worker(backend: Backend) -> None:
     first, second = await backend.open(), await backend.open()
     tasks, others = RepairTasks(first), RepairTasks(second)

@@ -215,6 +215,19 @@ MUTANTS = [
         tests=("tests/integration/test_auditor.py", "-k", "set_aside"),
     ),
     Mutant(
+        531, "a ledger that has a task is not checked",
+        (Edit(f"{_AUDITOR}._check", "if ledger_id not in self.index:",
+              "if ledger_id in self._refs or ledger_id not in self.index:"),),
+        tests=("tests/integration/test_auditor.py", "-k", "adds_to_a_task"),
+        note="simulated runs have no racks, and every worker does every task",
+    ),
+    Mutant(
+        532, "a failed attempt overwrites what was added to its task meanwhile",
+        (Edit("metadata.access.repair_tasks:RepairTasks.note_failure",
+              "failed = failed.merged(now.added_since(task))", "pass"),),
+        tests=("tests/metadata/test_repair_tasks.py", "-k", "failure_is_noted"),
+    ),
+    Mutant(
         362, "all workers of a host work at once",
         (Edit(f"{_WORKER}._waits_for_others",
               "len(locked - {ref.ledger_id}) >= self._workers_at_once and not is_urgent(ref)", "False"),),
