@@ -39,7 +39,7 @@ from bookie_aio.wire.messages import (
 )
 from client_aio.admin.replicas import list_replicas
 from client_aio.bookies.connection import NO_ANSWER, list_entries
-from client_aio.core.audit import Step
+from client_aio.core.courtesy import Step
 from client_aio.core.digest import Digest
 from client_aio.core.read_plan import ClassRange, checked_blocks
 from client_aio.core.repair_plan import (

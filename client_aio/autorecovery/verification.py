@@ -24,7 +24,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from client_aio.admin.replicas import VerifiedReplica, verify_replica
-from client_aio.core.audit import Condition, TokenBucket, condition_of, fewest_copies
+from client_aio.core.audit import Condition, condition_of, fewest_copies
+from client_aio.core.courtesy import TokenBucket
 from client_aio.core.repair_plan import Part, complete_parts
 from client_aio.unbounded.paged_fragments import spans
 from metadata.errors import (

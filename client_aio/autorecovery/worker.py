@@ -31,14 +31,13 @@ from client_aio.admin.repair import Repair, RepairReport
 from client_aio.admin.replicas import list_replicas
 from client_aio.autorecovery.auditor import racks_of, replica_states
 from client_aio.core.audit import (
-    Courtesy,
     Seats,
-    TokenBucket,
     copies_by_replicas,
     marks_stay,
     retry_after_s,
     seats_to_repair,
 )
+from client_aio.core.courtesy import Courtesy, TokenBucket
 from client_aio.core.placement import spread
 from client_aio.core.repair_plan import Part, complete_parts
 from client_aio.unbounded.paged_fragments import spans
@@ -66,7 +65,7 @@ if TYPE_CHECKING:
 
     from client_aio.config import AutoRecoveryConfig
     from client_aio.context import ClientContext
-    from client_aio.core.audit import Step
+    from client_aio.core.courtesy import Step
     from metadata.model.ledger import LedgerMetadata
     from metadata.store import Registration, Version
 
