@@ -8,8 +8,9 @@ The shell around `client_aio.core.audit`. Three tasks run while this process lea
 - *Passes* over the metadata keep the index of ledgers by bookie. The first reads all ledgers, later ones read
   new ledgers and those that are not CLOSED. A look at the registered bookies costs no read.
 - *Checks* compare what bookies list with what they owe, at a bounded rate. A ledger is checked after it was
-  closed, after a bookie of it came back or reported lost data, and once a day. So the seats
-  that were never filled are found: those of ledgers that began below E, or were closed at the ack quorum.
+  closed or began another fragment, after a bookie of it came back or reported lost data, and once a day. So
+  the seats that were never filled are found: those of fragments that began below E, or ended at the ack
+  quorum. Where a bookie reported lost data, the checks of its ledgers come before all others.
   What a check finds is added to the task that there is, which may become more urgent by it. A check in
   which a running bookie gave no answer is made again after it answers.
 - *Looks* notice the bookies that are gone for longer than the delay, and make the tasks.
@@ -141,6 +142,7 @@ class Auditor:
         )
         self._versions: dict[int, Version] = {}  # of unbounded ledgers, whose pages cost further reads
         self._unreadable: set[int] = set()
+        self._last_fragments: dict[int, int] = {}  # where the last fragments of growing ledgers begin
         self._growing_turns = Rotation(1e-6)  # all of them in each pass, up to the limit
         self._closed_turns = Rotation(config.reread_interval_s)
         self._check_turns = Rotation(config.check_interval_s, record.checked_turn)
@@ -297,8 +299,14 @@ class Auditor:
         was_unreadable = ledger_id in self._unreadable
         self._unreadable.discard(ledger_id)
         self._is_dirty |= self.index.note(ledger_id, layout)
-        if metadata.is_closed and (was_growing or was_unreadable or (self.record.passes and not was_known)):
-            # It may have been written, or closed, below E or at its ack quorum. Or its check had no metadata.
+        before, last = self._last_fragments.pop(ledger_id, None), metadata.last_fragment.first_entry
+        if not metadata.is_closed:
+            self._last_fragments[ledger_id] = last
+        is_new = bool(self.record.passes) and not was_known
+        has_ended = metadata.is_closed and (was_growing or was_unreadable or is_new)
+        if has_ended or before not in (None, last) or (is_new and layout.complete):
+            # What is complete now may have been written, or closed, below E or at its ack quorum. Or its
+            # check had no metadata.
             self._checks.add(ledger_id, self._loop.time() + self._config.lost_bookie_delay_s)
 
     def _note_unreadable(self, ledger_id: int, error: MetadataCorruptError) -> None:
@@ -310,6 +318,7 @@ class Auditor:
     def _drop(self, ledger_id: int) -> None:
         self.index.drop(ledger_id)
         self._versions.pop(ledger_id, None)
+        self._last_fragments.pop(ledger_id, None)
         self._unreadable.discard(ledger_id)
         self._found.pop(ledger_id, None)
         self._failed.brought_back(ledger_id)
@@ -502,10 +511,10 @@ class Auditor:
 
     # --- checks --------------------------------------------------------------------------------
 
-    def _check_ledgers_of(self, bookie_id: str) -> None:
+    def _check_ledgers_of(self, bookie_id: str, *, is_urgent: bool = False) -> None:
         now = self._loop.time()
         for ledger_id in self.index.ledgers_of(bookie_id):
-            self._checks.add(ledger_id, now)
+            self._checks.add(ledger_id, now, is_urgent=is_urgent)
 
     def _check_those_back(self) -> None:
         for bookie_id, start in self._back.items():
@@ -546,9 +555,9 @@ class Auditor:
     async def _check_due(self, elapsed_s: float) -> None:
         """Check the ledgers that are due, and those whose turn has come."""
         count = max(int(self._config.checks_per_s), 1)
-        due = self._checks.take(self._loop.time(), count)
-        due += self._check_turns.next(self._listed, elapsed_s, count - len(due))
-        left = set(due)
+        left = self._checks.take(self._loop.time(), max(count - 1, 1))  # one is for the daily turns
+        for ledger_id in self._check_turns.next(self._listed, elapsed_s, count - len(left)):
+            left.setdefault(ledger_id, False)
 
         async def check(ledger_id: int) -> None:
             try:
@@ -557,14 +566,14 @@ class Auditor:
                 self._drop(ledger_id)
             except MetadataCorruptError as error:
                 self._note_unreadable(ledger_id, error)  # a pass reads it again
-            left.discard(ledger_id)  # it may be due twice
+            del left[ledger_id]
 
         try:
-            await for_each(due, check, _CHECKS_AT_ONCE)
+            await for_each(list(left), check, _CHECKS_AT_ONCE)
         except BookKeeperError:
             again = self._loop.time() + _CHECK_AGAIN_S
-            for ledger_id in left:  # One error ends the others, too.
-                self._checks.add(ledger_id, again)
+            for ledger_id, is_urgent in left.items():  # One error ends the others, too.
+                self._checks.add(ledger_id, again, is_urgent=is_urgent)
             self._settling = {name: (max(at, again), start) for name, (at, start) in self._settling.items()}
             raise
         self.record = replace(self.record, checked_turn=self._check_turns.behind)
@@ -626,14 +635,15 @@ class Auditor:
             try:
                 figures = await figures_of(self._context, bookie_id, self._context.config.read_timeout_s)
                 ledgers = figures["storage"]["ledgers"]
-                told = (record.nonce, ledgers["damaged"], ledgers["all_damaged"])
+                # Not by counts: one mark may be lifted, and another one made, between two looks.
+                told = (record.nonce, ledgers["all_damaged"], ledgers["last_mark"])
             except (BookKeeperError, *MALFORMED) as error:
                 logger.info("auditor=%s bookie=%s says nothing: %s", self._name, bookie_id, error)
                 continue
             self._check_those_missed(bookie_id)
             if told != self._told.get(bookie_id) and (ledgers["damaged"] or ledgers["all_damaged"]):
                 logger.warning("auditor=%s bookie=%s lost data: %s", self._name, bookie_id, told)
-                self._check_ledgers_of(bookie_id)
+                self._check_ledgers_of(bookie_id, is_urgent=True)
             self._told[bookie_id] = told
 
 

@@ -319,11 +319,18 @@ class BookieStates:
 
 
 class Checks:
-    """The ledgers whose replicas are to be checked, each with the time from which on it may be."""
+    """The ledgers whose replicas are to be checked, each with the time from which on it may be.
+
+    Some are urgent: a bookie says that it lost data. They come first, and leave one place in `_SHARE` to the
+    others, so that nothing waits for ever where data are lost again and again.
+    """
+
+    _SHARE = 5
 
     def __init__(self) -> None:
         self._due: dict[int, float] = {}
-        self._heap: list[tuple[float, int]] = []
+        self._urgent: set[int] = set()
+        self._heaps: dict[bool, list[tuple[float, int]]] = {True: [], False: []}  # of the urgent ones, too
 
     def __len__(self) -> int:
         return len(self._due)
@@ -331,24 +338,35 @@ class Checks:
     @property
     def first_due(self) -> float:
         """Return the time of the check that is due first; infinity for none."""
-        while self._heap and self._due.get(self._heap[0][1]) != self._heap[0][0]:
-            heapq.heappop(self._heap)
-        return self._heap[0][0] if self._heap else math.inf
+        return min(self._first(is_urgent=True), self._first(is_urgent=False))
 
-    def add(self, ledger_id: int, due: float) -> None:
-        """Have a ledger checked at that time or later; an earlier time that it has already stays."""
-        if due < self._due.get(ledger_id, due + 1.0):
-            self._due[ledger_id] = due
-            heapq.heappush(self._heap, (due, ledger_id))
+    def _first(self, *, is_urgent: bool) -> float:
+        heap = self._heaps[is_urgent]
+        while heap and self._due.get(heap[0][1]) != heap[0][0]:
+            heapq.heappop(heap)
+        return heap[0][0] if heap else math.inf
 
-    def take(self, now: float, count: int) -> list[int]:
-        """Remove and return up to `count` ledgers that are due."""
-        taken: list[int] = []
-        while self._heap and self._heap[0][0] <= now and len(taken) < count:
-            due, ledger_id = heapq.heappop(self._heap)
-            if self._due.get(ledger_id) == due:
+    def add(self, ledger_id: int, due: float, *, is_urgent: bool = False) -> None:
+        """Have a ledger checked at that time or later. An earlier time and urgency that it has stay."""
+        known = self._due.get(ledger_id, math.inf)
+        becomes_urgent = is_urgent and ledger_id not in self._urgent
+        if due >= known and not becomes_urgent:
+            return
+        self._due[ledger_id] = due = min(due, known)
+        if is_urgent:
+            self._urgent.add(ledger_id)
+        heapq.heappush(self._heaps[ledger_id in self._urgent], (due, ledger_id))
+
+    def take(self, now: float, count: int) -> dict[int, bool]:
+        """Remove up to `count` ledgers that are due; return for each whether it is urgent."""
+        taken: dict[int, bool] = {}
+        others = int(self._first(is_urgent=False) <= now) * max(count // self._SHARE, 1)
+        for is_urgent, room in ((True, max(count - others, 1)), (False, count), (True, count)):
+            while self._first(is_urgent=is_urgent) <= now and len(taken) < room:
+                _, ledger_id = heapq.heappop(self._heaps[is_urgent])
                 del self._due[ledger_id]
-                taken.append(ledger_id)
+                taken[ledger_id] = ledger_id in self._urgent
+                self._urgent.discard(ledger_id)
         return taken
 
 

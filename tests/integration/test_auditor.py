@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import client_aio
+import client_aio.autorecovery.auditor as auditor_module
 from client_aio.autorecovery.auditor import Auditor
 from client_aio.autorecovery.worker import Worker
 from client_aio.config import AutoRecoveryConfig
@@ -29,6 +30,7 @@ from tests.integration.test_autorecovery import QUICK, until, written
 
 if TYPE_CHECKING:
     from client_aio.bookies.connection import BookieConnection
+    from client_aio.context import ClientContext
     from tests.support.cluster import Cluster
 
 
@@ -131,6 +133,45 @@ async def test_a_task_that_a_drain_makes_of_a_ledger_set_aside_gets_the_reasons_
         assert (await tasks.read(ref))[0].reasons == {REASON_LEAVING: ["b3"], REASON_MISSING: ["b2"]}
         assert not auditor._failed.aside
         assert not auditor._found
+
+
+async def test_a_mark_that_was_made_while_another_one_was_lifted_is_new_damage(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with client_aio.connect(cluster.uri) as client:
+        first = await written(client, count=1)
+        auditor = Auditor(client._context, AutoRecoveryConfig(), "a")
+        await auditor._pass(0.0)
+        figures_of = auditor_module.figures_of
+        marks = {"damaged": 1}
+
+        async def with_a_mark(context: ClientContext, bookie_id: str, timeout_s: float) -> dict[str, Any]:
+            figures = await figures_of(context, bookie_id, timeout_s)
+            assert isinstance(figures["storage"]["ledgers"]["last_mark"], int)
+            figures["storage"]["ledgers"].update(marks if bookie_id == "b1" else {})
+            return figures
+
+        monkeypatch.setattr(auditor_module, "figures_of", with_a_mark)
+        for last_mark, is_new in ((7, True), (7, False), (8, True)):
+            marks["last_mark"] = last_mark
+            await auditor._ask_bookies(0.0)
+            assert auditor._checks.take(auditor._loop.time(), 10) == ({first: True} if is_new else {})
+
+
+async def test_an_open_ledger_is_checked_when_it_has_begun_another_fragment(cluster: Cluster) -> None:
+    async with client_aio.connect(cluster.uri) as client:
+        ledger = await client.create_ledger()
+        auditor = Auditor(client._context, AutoRecoveryConfig(**QUICK), "a")
+        for _ in range(2):
+            await auditor._pass(0.1)
+        assert not len(auditor._checks)
+        held = VersionedLedgerMetadata(client._context, *await client._context.ledgers.read(ledger.ledger_id))
+        await held.update(lambda now: now.change_ensemble(1, now.last_fragment.bookies))
+        for is_new in (True, False):
+            await auditor._pass(0.1)
+            due = auditor._checks.take(auditor._loop.time() + 1.0, 10)
+            assert due == ({ledger.ledger_id: False} if is_new else {})
+        await ledger.abort()
 
 
 async def lacking_at(client: client_aio.Client) -> tuple[int, str]:

@@ -201,4 +201,5 @@ class Marks:
         return {
             "all_damaged": is_marked,
             "all_damaged_up_to": self.bound if is_marked and not self.is_unbounded else None,
+            "last_mark": self._last,
         }

@@ -184,12 +184,50 @@ def test_checks_are_taken_when_they_are_due_each_ledger_once() -> None:
     for ledger_id, due in ((1, 5.0), (2, 1.0), (1, 3.0), (1, 9.0), (3, 2.0)):
         checks.add(ledger_id, due)
     assert len(checks) == 3
-    assert checks.take(0.5, 10) == []
-    assert checks.take(2.5, 1) == [2]
-    assert checks.take(9.0, 10) == [3, 1]
-    assert checks.take(99.0, 10) == []
+    assert list(checks.take(0.5, 10)) == []
+    assert list(checks.take(2.5, 1)) == [2]
+    assert list(checks.take(9.0, 10)) == [3, 1]
+    assert list(checks.take(99.0, 10)) == []
     checks.add(1, 100.0)
-    assert checks.take(100.0, 1) == [1]
+    assert checks.take(100.0, 1) == {1: False}
+
+
+def test_urgent_checks_come_first_and_leave_a_fifth_to_others() -> None:
+    checks = Checks()
+    for ledger_id in range(100):
+        checks.add(ledger_id, 1.0)
+    for ledger_id in (*range(90, 100), *range(200, 220)):
+        checks.add(ledger_id, 5.0, is_urgent=True)
+    assert checks.take(5.0, 10) == {**dict.fromkeys(range(90, 98), True), 0: False, 1: False}
+    assert checks.first_due == 1.0
+    for ledger_id in range(300):
+        checks.add(ledger_id, 6.0)
+    assert list(checks.take(5.0, 10)) == [98, 99, *range(200, 206), 2, 3]
+    assert list(checks.take(5.0, 200)) == [*range(206, 220), *range(4, 90)]
+    assert checks.first_due == 6.0
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), st.booleans()), max_size=40), st.integers(1, 12)
+)
+def test_every_check_is_taken_once_when_its_earliest_time_has_come(
+    added: list[tuple[int, int, bool]], count: int
+) -> None:
+    checks, due, urgent = Checks(), dict[int, float](), dict[int, bool]()
+    for ledger_id, at, is_urgent in added:
+        checks.add(ledger_id, at, is_urgent=is_urgent)
+        due[ledger_id] = min(at, due.get(ledger_id, at))
+        urgent[ledger_id] = is_urgent or urgent.get(ledger_id, False)
+    for now in range(11):
+        while due and min(due.values()) <= now:
+            assert checks.first_due == min(due.values())
+            taken = checks.take(now, count)
+            assert 0 < len(taken) <= count
+            for ledger_id, is_urgent in taken.items():
+                assert due.pop(ledger_id) <= now
+                assert is_urgent is urgent[ledger_id]
+        assert not checks.take(now, count)
+    assert not len(checks)
 
 
 @given(st.lists(st.integers(0, 1000), unique=True, min_size=1, max_size=50), st.floats(0.1, 3.0))

@@ -228,6 +228,18 @@ MUTANTS = [
         tests=("tests/metadata/test_repair_tasks.py", "-k", "failure_is_noted"),
     ),
     Mutant(
+        533, "new damage is told by the number of marks",
+        (Edit(f"{_AUDITOR}._ask_bookies", 'ledgers["last_mark"]', 'ledgers["damaged"]'),),
+        tests=("tests/integration/test_auditor.py", "-k", "new_damage"),
+        note="every ledger is checked within two seconds",
+    ),
+    Mutant(
+        534, "checks of ledgers whose data were lost wait their turn",
+        (Edit(f"{_AUDITOR}._check_ledgers_of", "is_urgent=is_urgent)", "is_urgent=False)"),),
+        tests=("tests/integration/test_auditor.py", "-k", "new_damage"),
+        note="as 533",
+    ),
+    Mutant(
         362, "all workers of a host work at once",
         (Edit(f"{_WORKER}._waits_for_others",
               "len(locked - {ref.ledger_id}) >= self._workers_at_once and not is_urgent(ref)", "False"),),
