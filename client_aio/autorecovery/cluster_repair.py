@@ -7,7 +7,8 @@ first. Both steps are those of the auditor and of the workers (`Worker.look` and
 - A bookie that is not registered now counts as lost, after no delay. Its caller may name the lost bookies
   instead; all others that are down are then left as they are.
 - Each ledger is repaired under its lock, which is ephemeral. A ledger that a worker has locked is waited for,
-  and looked at again. So a service that runs meanwhile does no work twice.
+  and looked at again. So a service that runs meanwhile does no work twice. Its workers leave the command
+  its bytes per second.
 - The repair task of a ledger that is whole is deleted, as a worker does it. The bookies that it names have to
   answer, and are read.
 - Nothing is recorded. Killed anywhere, the command leaves ledgers that are whole, or as they were; run again,
@@ -25,7 +26,7 @@ from client_aio.autorecovery.survey import all_metadata, layout_in_full
 from client_aio.autorecovery.worker import Outcome, Worker, release
 from client_aio.config import AutoRecoveryConfig
 from client_aio.core.audit import LedgerIndex, Seats
-from metadata.access.repair_tasks import RepairTask, RepairTasks, WorkerRecord
+from metadata.access.repair_tasks import BY_HAND, RepairTask, RepairTasks
 from metadata.errors import (
     BookKeeperError,
     InvalidTransitionError,
@@ -105,9 +106,10 @@ class ClusterRepair:
         self._context = context
         self._named = sorted(set(lost))
         self._tasks = RepairTasks(context.ledgers.store)
-        self.name = f"by-hand-{context.draw_token()}"
+        self.name = f"{BY_HAND}{context.draw_token()}"
         config = replace(AutoRecoveryConfig(), worker_bytes_per_s=bytes_per_s)
         self._worker = Worker(context, config, self.name)
+        self._worker.record = replace(self._worker.record, bytes_per_s=bytes_per_s)
 
     @property
     def bytes_read(self) -> int:
@@ -190,11 +192,17 @@ class ClusterRepair:
             for one in waiting:
                 await done.put((one, await self._repair(one, findings.lost, refs.get(one.ledger_id))))
 
-        registration = await self._tasks.announce(WorkerRecord(self.name))
+        registration = await self._tasks.announce(self._worker.record)
         workers = [asyncio.create_task(take_turns()) for _ in range(ledgers_at_once)]
         try:
             for _ in findings.lacking:
-                yield await _next(done, workers)
+                ledger, outcome = await _next(done, workers)
+                yield ledger, outcome
+                record = self._worker.record
+                repaired, failed = record.repaired + outcome.is_done, record.failed + (not outcome.is_done)
+                self._worker.record = replace(record, repaired=repaired, failed=failed)
+                with suppress(BookKeeperError):  # It is for people, and for drains that wait.
+                    await registration.update(self._worker.record.to_json())
         finally:
             for worker in workers:
                 worker.cancel()

@@ -48,7 +48,7 @@ from metadata.access.bookies import (
     retire,
     unanswered_below,
 )
-from metadata.access.repair_tasks import REASON_LEAVING, RepairTask, RepairTasks, TaskRef
+from metadata.access.repair_tasks import BY_HAND, REASON_LEAVING, RepairTask, RepairTasks, TaskRef
 from metadata.errors import (
     BookieUnavailableError,
     BookKeeperError,
@@ -81,9 +81,13 @@ _REREAD_S = 30.0
 _REREADS_MAX = 100
 """At most so many ledgers are read in a step for no other reason."""
 _NAMED_MAX = 10
+_LOOKS = 12
+"""Within the time after which a drain gives up it looks so often what workers do."""
 _TASKS_SHARE = 4
 """All drains together fill one in so many places of the table of tasks."""
 _CALL_TIMEOUT_S = 5.0
+_BY_TASKS = Ties.COPIES | Ties.ABSENT
+"""Ties that end by repair tasks."""
 _CONFIG = AutoRecoveryConfig()
 
 
@@ -104,6 +108,8 @@ class DrainProgress:
     estimate_s: float | None
     is_paused: bool
     """Whether an operator has paused auto recovery, and so this."""
+    is_behind: bool = False
+    """Whether nothing has moved for `stall_s`, while workers repair other ledgers."""
 
 
 @dataclass(slots=True)
@@ -159,7 +165,8 @@ class Drain:
                 does not end before they move.
             settle_s: the time between the bookie's obedience and the last look. Changes that were under way,
                 and had chosen the bookie before, end within it.
-            stall_s: the drain gives up when nothing has moved for so long. It may be run again.
+            stall_s: the drain gives up when nothing has moved for so long, and no worker has got on with
+                another ledger either. It may be run again.
             config: of the worker in this process.
             on_progress: called at each step.
         """
@@ -175,6 +182,7 @@ class Drain:
         self._tasks = RepairTasks(self._store)
         self._loop = asyncio.get_running_loop()
         self._obeyed_at = self._loop.time()
+        self._looked_at = 0.0
         self._given = Order(DRAINING)
         self._held: Collection[int] | None = None
         self._open_since: dict[int, tuple[Fragment, float]] = {}
@@ -395,12 +403,16 @@ class Drain:
                 if not ties:
                     return pace.done + pace.left
             pace.note(now, len(ties))
+            if any(each & _BY_TASKS for each in ties.values()):
+                await self._look_at_workers(pace)
             refs = await self._make_tasks(ties, refs, orders)
             await self._recover(ties)
             await self._hire()
             is_paused = await self._tasks.is_paused()
+            if is_paused:
+                pace.note_pause(now)
             self._report(ties, pace, len(refs), is_paused=is_paused)
-            if ties and pace.still_s(now) > self._stall_s and not is_paused:
+            if ties and pace.idle_s(now) > self._stall_s:
                 await self._check_stalled(ties, refs)
             await asyncio.sleep(_STEP_S)
 
@@ -413,20 +425,32 @@ class Drain:
                 bookie_id=self._bookie_id,
                 ledgers_moved=pace.done,
                 ledgers_left=len(ties),
-                copies_left=count(Ties.COPIES | Ties.ABSENT),
+                copies_left=count(_BY_TASKS),
                 writers_left=count(Ties.WRITER),
                 recoveries_left=count(Ties.RECOVERY),
                 tasks=tasks,
                 estimate_s=pace.estimate_s(self._loop.time()),
                 is_paused=is_paused,
+                is_behind=self._is_behind(pace),
             )
         )
+
+    def _is_behind(self, pace: Pace) -> bool:
+        now = self._loop.time()
+        return pace.still_s(now) > self._stall_s > pace.idle_s(now)
+
+    async def _look_at_workers(self, pace: Pace) -> None:
+        """Note what workers do, once nothing has moved for a while: they may have more urgent ledgers."""
+        now = self._loop.time()
+        is_due = now >= self._looked_at + self._stall_s / _LOOKS
+        if is_due and pace.still_s(now) > self._stall_s / _LOOKS:
+            self._looked_at = now
+            pace.note_workers(now, await self._tasks.workers())
 
     async def _make_tasks(self, ties: dict[int, Ties], refs: list[TaskRef], orders: Orders) -> list[TaskRef]:
         """Make the tasks that are not there, and return all tasks; forget the ledgers that are deleted."""
         with_task = {ref.ledger_id for ref in refs}
-        moving = Ties.COPIES | Ties.ABSENT
-        wanted = [one for one, each in sorted(ties.items()) if moving & each and one not in with_task]
+        wanted = [one for one, each in sorted(ties.items()) if _BY_TASKS & each and one not in with_task]
         # All drains share a quarter of the places, and the tasks that failed keep half of them
         # (`client_aio.core.failed_tasks`). So there is always room for ledgers that lack copies.
         share = max(self._config.tasks_max // _TASKS_SHARE // max(len(orders.leaving), 1), 1)
@@ -448,8 +472,9 @@ class Drain:
         return refs
 
     async def _hire(self) -> None:
-        """Work in this process, where no worker of the cluster is alive."""
-        if self._worker is None and not await self._tasks.worker_names():
+        """Work in this process, where no worker of the cluster is alive that takes tasks."""
+        names = [] if self._worker is not None else await self._tasks.worker_names()
+        if self._worker is None and all(name.startswith(BY_HAND) for name in names):
             worker = Worker(self._context, self._config, self._name)
             self._worker = OwnedTask(worker.run, "repair worker of a drain")
 
@@ -510,7 +535,8 @@ class Drain:
             reasons.append(f"ledger {ledger_id}: {why or _reason(ties[ledger_id])}")
         raise InvalidTransitionError(
             f"bookie {self._bookie_id} goes on draining, but for {self._stall_s:g} s none of {len(ties):,} "
-            f"ledgers has moved; {'; '.join(reasons)}. Run this again after that"
+            f"ledgers has moved, and no worker has got on with others; {'; '.join(reasons)}. Run this again "
+            "after that"
         )
 
     # --- the end -------------------------------------------------------------------------------

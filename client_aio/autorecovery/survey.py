@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bookie_aio.wire.messages import Done, Info
 from client_aio.core.audit import Condition, LedgerIndex, Problem, judge, layout_of
+from client_aio.core.courtesy import is_urgent
 from client_aio.core.log_chain import owner_of
 from client_aio.election import LeaderElection
 from client_aio.unbounded.paged_fragments import spans
-from metadata.access.bookies import registered_bookies
+from metadata.access.bookies import registered_bookies, split_address
 from metadata.access.repair_tasks import AuditorRecord, RepairTask, RepairTasks, TaskRef, WorkerRecord
 from metadata.errors import (
     BookKeeperError,
@@ -41,6 +42,15 @@ AUDITOR_ELECTION = "bookie-aio.auditor"
 _READS_AT_ONCE = 32
 _TASKS_READ_MAX = 200
 _INFO_TIMEOUT_S = 5.0
+
+
+def workers_at_once(context: ClientContext) -> int:
+    """Return how many workers may work at a time: one for each host that has bookies.
+
+    Some bookies share a host. Their workers at once would take all of its processors from those who add.
+    """
+    available = context.pool.directory.available.values()
+    return max(len({split_address(one.addresses[0])[0] for one in available}), 1)
 
 
 async def layout_in_full(
@@ -234,6 +244,8 @@ class AutoRecoveryState:
     refs: list[TaskRef] = field(default_factory=list)
     tasks: list[tuple[TaskRef, RepairTask]] = field(default_factory=list)
     """The contents of the first of these tasks."""
+    at_once: int = 1
+    """How many workers may work at a time, but for urgent tasks."""
 
     @property
     def by_copies(self) -> dict[int, int]:
@@ -251,11 +263,14 @@ class AutoRecoveryState:
         """Return how long the tasks will take, by what the workers have done so far; None for unknown."""
         if not self.refs:
             return 0.0
-        repaired = sum(worker.repaired for worker in self.workers)
+        workers = [worker for worker in self.workers if not worker.is_by_hand]
+        repaired = sum(worker.repaired for worker in workers)
         if not repaired or self.is_paused:
             return None
-        busy_s = sum(worker.busy_s for worker in self.workers)
-        return (len(self.refs) + self.record.waiting) * busy_s / repaired / len(self.workers)
+        urgent = sum(map(is_urgent, self.refs))
+        others = len(self.refs) - urgent + self.record.waiting
+        turns = urgent / len(workers) + others / min(len(workers), self.at_once)
+        return turns * sum(worker.busy_s for worker in workers) / repaired
 
     def to_document(self) -> dict[str, Any]:
         """Return what `autorecovery status -o json` prints."""
@@ -287,6 +302,7 @@ async def auto_recovery_state(context: ClientContext) -> AutoRecoveryState:
     state.record, _ = await tasks.auditor()
     state.workers = await tasks.workers()
     state.is_paused = await tasks.is_paused()
+    state.at_once = workers_at_once(context)
     state.refs = await tasks.refs()
     for ref in state.refs[:_TASKS_READ_MAX]:
         try:
@@ -382,7 +398,7 @@ async def survey(context: ClientContext) -> ClusterSurvey:
         absent=absent,
         unreadable=unreadable,
         is_paused=recovery.is_paused,
-        has_auditor=recovery.auditor is not None and bool(recovery.workers),
+        has_auditor=recovery.auditor is not None and any(not one.is_by_hand for one in recovery.workers),
     )
     return ClusterSurvey(
         bookies, dict(sorted(states.items())), dict(sorted(lacking.items())), growing, absent, given_up,

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from client_aio.admin.repair import Repair, RepairReport
 from client_aio.admin.replicas import list_replicas
 from client_aio.autorecovery.auditor import racks_of, replica_states
+from client_aio.autorecovery.survey import workers_at_once
 from client_aio.core.audit import (
     Seats,
     copies_by_replicas,
@@ -37,12 +38,13 @@ from client_aio.core.audit import (
     retry_after_s,
     seats_to_repair,
 )
-from client_aio.core.courtesy import Courtesy, TokenBucket
+from client_aio.core.courtesy import Courtesy, TokenBucket, is_urgent, share
 from client_aio.core.placement import spread
 from client_aio.core.repair_plan import Part, complete_parts
 from client_aio.unbounded.paged_fragments import spans
-from metadata.access.bookies import SetBacks, split_address, unanswered_below
+from metadata.access.bookies import SetBacks, unanswered_below
 from metadata.access.repair_tasks import (
+    BY_HAND,
     COPIES_MAX,
     REASON_RACKS,
     RepairTask,
@@ -77,6 +79,10 @@ _LIST_AGAIN_S = 5.0
 """A list of the tasks is used for this time, or until all of them were tried."""
 _UNANSWERED = "its mark stays until `bookie-aio bookie accept-metadata` answers for it"
 _RETRY_S = 1.0
+_LOOK_S = 2.0
+"""A worker looks so often how many others work, to share the bytes per second with them."""
+_TELL_S = 10.0
+"""A worker announces so often how much of a large ledger it has read."""
 _CROWDED_S = 2.0
 """A worker looks again after about this time where as many others work as may."""
 _RELEASE_S = 2.0
@@ -88,11 +94,6 @@ async def release(registration: Registration) -> None:
     with suppress(BookKeeperError, TimeoutError):
         async with asyncio.timeout(_RELEASE_S):
             await registration.close()
-
-
-def is_urgent(ref: TaskRef) -> bool:
-    """Return whether a task's ledger may have no copy to lose: it waits for nobody."""
-    return ref.copies <= Courtesy.COPIES_AT_RISK
 
 
 class Outcome(NamedTuple):
@@ -124,6 +125,8 @@ class Worker:
         self._wake = asyncio.Event()
         self._paused = asyncio.Event()
         self._resumed = asyncio.Event()
+        self._at_work: Registration | None = None  # while a task is under way
+        self._looked_at = self._announced_at = 0.0
         self.record = self._announced = WorkerRecord(name)
 
     async def run(self) -> None:
@@ -170,12 +173,7 @@ class Worker:
 
     @property
     def _workers_at_once(self) -> int:
-        """Return how many workers may work at a time: one for each host that has bookies.
-
-        Some bookies share a host. Their workers at once would take all of its processors from those who add.
-        """
-        available = self._context.pool.directory.available.values()
-        return max(len({split_address(one.addresses[0])[0] for one in available}), 1)
+        return workers_at_once(self._context)
 
     def _waits_for_others(self, ref: TaskRef, locked: set[int]) -> bool:
         """Return whether as many others work as may, and the task can wait: the next rest is theirs."""
@@ -296,13 +294,12 @@ class Worker:
         if task.attempts and self._rests.get(ref.name, (0, 0.0))[0] != task.attempts:
             self._note_rest(ref, task.attempts)  # Another worker has failed at it.
             return
-        workers = max(len(await self._tasks.worker_names()), 1)
-        share = self._config.cluster_bytes_per_s / min(workers, self._workers_at_once)
-        self._bucket.rate = min(float(self._config.worker_bytes_per_s), share)
+        await self._set_rate()
         self._courtesy.is_urgent = is_urgent(ref)
         self.record = replace(self.record, ledger_id=ref.ledger_id)
         await self._announce(registration)
-        began = self._loop.time()
+        began = self._looked_at = self._announced_at = self._loop.time()
+        self._at_work = registration
         try:
             # An attempt is given up when an operator pauses auto recovery.
             lost = await self._lost_still(task)
@@ -310,8 +307,37 @@ class Worker:
             if outcome is not None:
                 await self._settle(ref, task, version, outcome)
         finally:
+            self._at_work = None
             busy_s = round(self.record.busy_s + self._loop.time() - began, 3)
             self.record = replace(self.record, ledger_id=None, busy_s=busy_s)
+
+    async def _set_rate(self) -> None:
+        """Read at most this worker's share of what all workers together may read.
+
+        The locks tell how many are at work. A ledger that is repaired by hand has one, too, so they may tell
+        of too many.
+        """
+        names, locked = await self._tasks.worker_names(), await self._tasks.locked()
+        hands = [name for name in names if name.startswith(BY_HAND)]
+        by_hand = sum(one.bytes_per_s for one in await self._tasks.workers(BY_HAND)) if hands else 0
+        working = min(len(locked), len(names) - len(hands))
+        part = share(float(self._config.cluster_bytes_per_s), by_hand, working)
+        self._bucket.rate = min(float(self._config.worker_bytes_per_s), part)
+
+    async def _look_around(self, registration: Registration) -> None:
+        """Read at another rate if others have begun or ended, and tell how far a large ledger is.
+
+        While the metadata store does not answer, the rate stays as it was.
+        """
+        now = self._loop.time()
+        if now < self._looked_at + _LOOK_S:
+            return
+        self._looked_at = now
+        with suppress(BookKeeperError):
+            await self._set_rate()
+            if now >= self._announced_at + _TELL_S:
+                self._announced_at = now
+                await self._announce(registration)
 
     async def _lost_still(self, task: RepairTask) -> list[str]:
         """Return the bookies of a task that an auditor holds for lost now: others may be back since."""
@@ -545,6 +571,8 @@ class Worker:
     async def _throttle(self, step: Step) -> None:
         self.record = replace(self.record, bytes_read=self.record.bytes_read + step.size)
         self._courtesy.note(step)
+        if self._at_work is not None:
+            await self._look_around(self._at_work)
         await self._yield(self._bucket.take(step.size, self._loop.time()))
 
     async def _yield(self, pause_s: float) -> None:

@@ -408,7 +408,8 @@ def recovery_text(state: AutoRecoveryState) -> str:
     waiting = f" and {state.record.waiting:,} behind them" if state.record.waiting else ""
     lines = [
         f"auto recovery: {'paused, ' if state.is_paused else ''}auditor {escape(state.auditor or 'none')}, "
-        f"{len(state.workers)} workers, {len(state.refs):,} tasks{waiting}{estimate}"
+        f"{sum(not one.is_by_hand for one in state.workers)} workers, "
+        f"{len(state.refs):,} tasks{waiting}{estimate}"
     ]
     for copies, count in state.by_copies.items():
         what = f"with {copies} good copies of some entries"
@@ -420,8 +421,10 @@ def recovery_text(state: AutoRecoveryState) -> str:
             lines.append(f"  ledger {ref.ledger_id}, {task.attempts} attempts: {escape(task.error)}")
     lines += [
         f"  {escape(worker.name)} repairs ledger {worker.ledger_id}"
-        for worker in state.workers
         if worker.ledger_id is not None
+        else f"  {escape(worker.name)}: `cluster repair` has repaired {worker.repaired:,} ledgers"
+        for worker in state.workers
+        if worker.ledger_id is not None or worker.is_by_hand
     ]
     return "\n".join(lines)
 
@@ -463,6 +466,8 @@ def progress_of_drain(now: DrainProgress) -> str:
     """Return the figures beside the bar of `bookie decommission`."""
     if now.is_paused:
         return f"{now.ledgers_left:,} ledgers left; auto recovery is paused"
+    if now.is_behind:
+        return f"{now.ledgers_left:,} ledgers left; workers repair other ledgers first"
     estimate = "" if now.estimate_s is None else f", about {now.estimate_s:,.0f} s"
     waiting = f", {now.writers_left:,} open" if now.writers_left else ""
     return f"{now.ledgers_left:,} ledgers left{waiting}{estimate}"

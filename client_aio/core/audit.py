@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from client_aio.core.repair_plan import Part
+    from metadata.access.repair_tasks import WorkerRecord
     from metadata.model.ledger import Fragment, LedgerMetadata
 
 Ensemble = tuple[str, ...]
@@ -532,8 +533,9 @@ class Pace:
     """How long the rest takes, by what was done so far; and for how long nothing has been done."""
 
     def __init__(self, now: float, left: int) -> None:
-        self._began, self._moved_at = now, now
+        self._began = self._moved_at = self._worked_at = now
         self._most = self.left = left
+        self._workers: dict[str, WorkerRecord] = {}
 
     def note(self, now: float, left: int) -> None:
         """Note how much is left. Additions count as part of the whole."""
@@ -553,9 +555,30 @@ class Pace:
             return 0.0
         return (now - self._began) * self.left / self.done if self.done else None
 
+    def note_workers(self, now: float, records: Iterable[WorkerRecord]) -> None:
+        """Note what the workers of the cluster say of themselves, whatever ledgers they repair.
+
+        A ledger that was repaired is progress, and so are bytes that were read of one that is under way. An
+        attempt that failed is none: some tasks fail again and again.
+        """
+        before, self._workers = self._workers, {one.name: one for one in records}
+        for one in self._workers.values():
+            was = before.get(one.name, one)
+            is_at_it = one.ledger_id is not None and one.ledger_id == was.ledger_id
+            if one.repaired > was.repaired or (is_at_it and one.bytes_read > was.bytes_read):
+                self._worked_at = now
+
+    def note_pause(self, now: float) -> None:
+        """Note that nothing may move now."""
+        self._moved_at = now
+
     def still_s(self, now: float) -> float:
         """Return for how long the count has not changed."""
         return now - self._moved_at
+
+    def idle_s(self, now: float) -> float:
+        """Return for how long the count has not changed, and no worker has got on with anything."""
+        return now - max(self._moved_at, self._worked_at)
 
 
 def fewest_copies(

@@ -1,12 +1,34 @@
 """How fast a worker may read, and how long it rests for the sake of others (rule 14). Pure.
 
-`TokenBucket` bounds the bytes per second of a worker. `Courtesy` has it yield to the requests of others.
+`share` divides the bytes per second of a cluster among those who work. `TokenBucket` bounds those of one
+worker. `Courtesy` has it yield to the requests of others.
 """
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from metadata.access.repair_tasks import TaskRef
+
+_LEAST_SHARE = 16
+
+
+def share(total: float, by_hand: float, working: int) -> float:
+    """Return how many bytes per second one worker may read.
+
+    Args:
+        total: the bound of all workers together.
+        by_hand: what operators' repairs may read. Workers leave that to them, but for a sixteenth of `total`.
+        working: how many workers are at work.
+    """
+    return max(total - by_hand, total / _LEAST_SHARE) / max(working, 1)
+
+
+def is_urgent(ref: TaskRef) -> bool:
+    """Return whether a task's ledger may have no copy to lose: it waits for nobody."""
+    return ref.copies <= Courtesy.COPIES_AT_RISK
 
 
 class TokenBucket:

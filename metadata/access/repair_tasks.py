@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 
     from metadata.store import MetadataStore, Registration, Version
 
+BY_HAND = "by-hand-"
+"""Begins the names of workers that take no tasks: an operator repairs the cluster by them."""
 COPIES_MAX = 99
 """Also the priority of tasks that lack no copy, and only spread write sets over racks: the last ones."""
 _ERROR_CHARACTERS = 500
@@ -180,6 +182,13 @@ class WorkerRecord(Record):
     failed: int = 0
     bytes_read: int = 0
     busy_s: float = 0.0
+    bytes_per_s: int = 0
+    """How many bytes an operator lets it read in a second; 0: it shares in the bound of all workers."""
+
+    @property
+    def is_by_hand(self) -> bool:
+        """Return whether it takes no tasks."""
+        return self.name.startswith(BY_HAND)
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,10 +372,15 @@ class RepairTasks:
         """Return the names of the workers that are alive."""
         return await self.store.children(KEY_REPAIR_WORKERS)
 
-    async def workers(self) -> list[WorkerRecord]:
-        """Read the records of the workers that are alive. Damaged ones are left out."""
+    async def workers(self, beginning: str = "") -> list[WorkerRecord]:
+        """Read the records of the workers that are alive, and whose names begin so.
+
+        Damaged ones are left out.
+        """
         found = []
         for name in await self.worker_names():
+            if not name.startswith(beginning):
+                continue
             with suppress(NoSuchKeyError, MetadataCorruptError):
                 value, _ = await self.store.read(f"{KEY_REPAIR_WORKERS}/{name}")
                 found.append(WorkerRecord.from_json(value))

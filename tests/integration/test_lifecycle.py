@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import aclosing
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import client_aio
-from client_aio.autorecovery.drain import Drain, cancel_drain
+from client_aio.autorecovery.drain import Drain, DrainProgress, cancel_drain
 from client_aio.autorecovery.survey import survey
 from client_aio.config import AutoRecoveryConfig
 from client_aio.core.audit import Condition, Ties
@@ -26,7 +27,7 @@ from metadata.access.bookies import (
     available_bookies,
     change_order,
 )
-from metadata.access.repair_tasks import RepairTasks
+from metadata.access.repair_tasks import BY_HAND, RepairTasks, WorkerRecord
 from metadata.errors import InvalidTransitionError, LedgerRepairError
 from metadata.ids import KEY_COOKIES, KEY_ORDERS, KEY_REPAIR_LOCKS, ledger_key
 from metadata.model.ledger import Absent, LedgerMetadata
@@ -388,6 +389,42 @@ async def test_a_seat_is_left_to_a_bookie_that_is_down_and_not_to_one_that_leave
             async with client.create_ledger() as ledger:
                 await ledger.add_entry(b"x")
                 assert set(ledger.metadata.last_fragment.bookies) == {"b2", "b3", "b4"}
+
+
+async def test_a_drain_goes_on_while_workers_get_on_with_other_ledgers(tmp_path: Path) -> None:
+    async with Cluster(tmp_path, bookies=4) as cluster, client_aio.connect(cluster.uri) as client:
+        tasks, record = RepairTasks(client._context.ledgers.store), WorkerRecord("busy")
+        ledger_id = await written(client)
+        leaver = (await client.ledger_metadata(ledger_id)).last_fragment.bookies[0]
+        registration = await tasks.announce(record)
+        behind = 0
+
+        def on_progress(now: DrainProgress) -> None:
+            nonlocal behind
+            behind += now.is_behind
+
+        drain = asyncio.create_task(
+            Drain(client._context, leaver, settle_s=0.1, stall_s=0.6, on_progress=on_progress).run()
+        )
+        while behind < 3 and not drain.done():
+            record = replace(record, repaired=record.repaired + 1)
+            await registration.update(record.to_json())
+            await asyncio.sleep(0.05)
+        assert not drain.done()
+        with pytest.raises(client_aio.InvalidTransitionError, match=r"no worker has got on.*are not made"):
+            await drain
+        await registration.close()
+
+
+async def test_a_drain_works_itself_beside_a_repair_by_hand(tmp_path: Path) -> None:
+    async with Cluster(tmp_path, bookies=4) as cluster, client_aio.connect(cluster.uri) as client:
+        tasks = RepairTasks(client._context.ledgers.store)
+        ledger_id = await written(client)
+        leaver = (await client.ledger_metadata(ledger_id)).last_fragment.bookies[0]
+        registration = await tasks.announce(WorkerRecord(f"{BY_HAND}x"))
+        report = await Drain(client._context, leaver, settle_s=0.1, stall_s=1.0).run()
+        assert report.ledgers_moved == 1
+        await registration.close()
 
 
 async def test_a_drain_looks_again_where_something_may_have_moved(tmp_path: Path) -> None:

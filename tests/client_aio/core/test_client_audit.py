@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -16,6 +17,7 @@ from client_aio.core.audit import (
     Lacking,
     Layout,
     LedgerIndex,
+    Pace,
     ReplicaState,
     Rotation,
     Seats,
@@ -31,6 +33,7 @@ from client_aio.core.audit import (
 )
 from client_aio.core.quorum import write_set
 from client_aio.core.repair_plan import Part
+from metadata.access.repair_tasks import WorkerRecord
 from metadata.model.ledger import Fragment, LedgerMetadata, UnboundedRecord
 
 NAMES = tuple(f"b{number}" for number in range(1, 7))
@@ -247,6 +250,26 @@ def test_a_rotation_goes_on_behind_ledgers_that_are_gone() -> None:
     assert rotation.next([3, 4, 5], 1.0, 2) == [3, 4]
     assert rotation.next([1, 5], 1.0, 2) == [5, 1]
     assert rotation.next([], 1.0, 2) == []
+
+
+def test_a_drain_is_idle_when_no_worker_gets_on_with_anything() -> None:
+    pace, begun = Pace(0.0, 5), WorkerRecord("w", ledger_id=7)
+    pace.note_workers(10.0, [begun])
+    assert pace.idle_s(10.0) == 10.0
+    for now, record in (
+        (20.0, replace(begun, bytes_read=1)),
+        (30.0, replace(begun, bytes_read=1, repaired=1)),
+    ):
+        pace.note_workers(now, [record])
+        assert (pace.idle_s(now), pace.still_s(now)) == (0.0, now)
+    # It has failed at one ledger, and has begun another one.
+    failed = replace(begun, ledger_id=8, bytes_read=5, repaired=1, failed=1)
+    pace.note_workers(40.0, [failed])
+    assert pace.idle_s(40.0) == 10.0
+    pace.note(50.0, 4)
+    assert pace.idle_s(50.0) == 0.0
+    pace.note_pause(60.0)
+    assert (pace.idle_s(61.0), pace.still_s(61.0)) == (1.0, 1.0)
 
 
 def replica(name: str, first: int = 0, *, state: str = "whole") -> ReplicaState:

@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client_aio.core.courtesy import Courtesy, Step, TokenBucket
+from client_aio.core.courtesy import Courtesy, Step, TokenBucket, share
+
+
+def test_workers_share_what_repairs_by_hand_leave() -> None:
+    assert share(64.0, 0.0, 4) == 16.0
+    assert share(64.0, 0.0, 0) == 64.0
+    assert share(64.0, 32.0, 4) == 8.0
+    assert share(64.0, 200.0, 2) == 2.0
 
 
 @given(st.lists(st.tuples(st.integers(0, 5000), st.floats(0.0, 2.0)), max_size=60))

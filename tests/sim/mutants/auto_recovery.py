@@ -63,8 +63,8 @@ MUTANTS = [
     ),
     Mutant(
         257, "tasks end when they are taken",
-        (Edit(f"{_WORKER}._do_locked", "workers = max(",
-              "await self._tasks.done(ref, version)\n    workers = max("),),
+        (Edit(f"{_WORKER}._do_locked", "await self._set_rate()",
+              "await self._tasks.done(ref, version)\n    await self._set_rate()"),),
         ("auto-recovery",),
     ),
     Mutant(
@@ -238,6 +238,18 @@ MUTANTS = [
         (Edit(f"{_AUDITOR}._check_ledgers_of", "is_urgent=is_urgent)", "is_urgent=False)"),),
         tests=("tests/integration/test_auditor.py", "-k", "new_damage"),
         note="as 533",
+    ),
+    Mutant(
+        535, "a drain gives up while workers repair other ledgers first",
+        (Edit(f"{_AUDIT}:Pace.idle_s", "max(self._moved_at, self._worked_at)", "self._moved_at"),),
+        tests=("tests/integration/test_lifecycle.py", "-k", "drain_goes_on_while"),
+        note="a drain that gave up is run again",
+    ),
+    Mutant(
+        536, "a worker counts those who read beside it once for each ledger",
+        (Edit(f"{_WORKER}._look_around", "await self._set_rate()", "pass"),),
+        tests=("tests/integration/test_worker_bounds.py", "-k", "share_the_rate"),
+        note="no checker looks at rates",
     ),
     Mutant(
         362, "all workers of a host work at once",
