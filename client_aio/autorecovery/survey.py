@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,7 +20,20 @@ from client_aio.core.log_chain import owner_of
 from client_aio.election import LeaderElection
 from client_aio.unbounded.paged_fragments import spans
 from metadata.access.bookies import registered_bookies, split_address
-from metadata.access.repair_tasks import AuditorRecord, RepairTask, RepairTasks, TaskRef, WorkerRecord
+from metadata.access.repair_tasks import (
+    REASON_LEAVING,
+    REASON_LOST,
+    REASON_MARKED,
+    REASON_MISSING,
+    REASON_RACKS,
+    REASONS,
+    AuditorRecord,
+    RepairTask,
+    RepairTasks,
+    TaskRef,
+    WorkerRecord,
+)
+from metadata.awake import awake_timeout
 from metadata.errors import (
     BookKeeperError,
     MetadataCorruptError,
@@ -28,10 +41,10 @@ from metadata.errors import (
     NoSuchLedgerError,
 )
 from metadata.ids import MALFORMED
-from metadata.owned_task import in_order
+from metadata.owned_task import for_each, in_order
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Iterable
 
     from client_aio.context import ClientContext
     from client_aio.core.audit import Layout
@@ -40,8 +53,16 @@ if TYPE_CHECKING:
 
 AUDITOR_ELECTION = "bookie-aio.auditor"
 _READS_AT_ONCE = 32
-_TASKS_READ_MAX = 200
 _INFO_TIMEOUT_S = 5.0
+_LACKING = (REASON_LOST, REASON_MISSING, REASON_MARKED)
+"""The reasons of tasks whose ledgers lack copies."""
+_REASON_TEXTS = {
+    REASON_LOST: "{} is lost",
+    REASON_MISSING: "{} lacks entries",
+    REASON_MARKED: "{} lost data of it",
+    REASON_LEAVING: "{} is to leave the cluster",
+    REASON_RACKS: "a write set is on one rack",
+}
 
 
 def workers_at_once(context: ClientContext) -> int:
@@ -122,7 +143,7 @@ class LedgerFilter(NamedTuple):
     log: str | None = None
     """Only those that this log owns."""
     under_replicated: bool = False
-    """Only those of which copies are lacking: a bookie is down, or there is a repair task."""
+    """Only those of which copies are lacking: a bookie is down, or a repair task says so."""
 
     @property
     def lets_all_through(self) -> bool:
@@ -139,7 +160,30 @@ class SelectedLedger(NamedTuple):
     good_copies: int | None
     """Of the scarcest entry; None if the filter did not ask for it."""
     reasons: list[str]
-    """Why copies are lacking."""
+    """Why copies are lacking, or why it has a repair task otherwise."""
+
+
+async def read_tasks(tasks: RepairTasks, refs: Iterable[TaskRef]) -> list[tuple[TaskRef, RepairTask]]:
+    """Read tasks, a few at once. Those that end meanwhile or do not parse are left out."""
+    found: dict[TaskRef, RepairTask] = {}
+    order = list(refs)
+
+    async def read(ref: TaskRef) -> None:
+        with suppress(NoSuchKeyError, MetadataCorruptError):
+            found[ref], _ = await tasks.read(ref)
+
+    await for_each(order, read, _READS_AT_ONCE)
+    return [(ref, found[ref]) for ref in order if ref in found]
+
+
+def _reasons_of(down: list[str], task: RepairTask | None) -> list[str]:
+    reasons = {} if task is None else task.reasons
+    texts = [f"{name} is down" for name in down]
+    for reason, names in sorted(reasons.items(), key=lambda one: REASONS.index(one[0])):
+        # Of racks, where there is no name, there is one text.
+        others = [name for name in names if reason != REASON_LOST or name not in down]
+        texts += [_REASON_TEXTS[reason].format(name) for name in others or [""] * (not names)]
+    return texts
 
 
 async def select_ledgers(
@@ -151,9 +195,11 @@ async def select_ledgers(
         MetadataUnavailableError: the store does not answer.
         MetadataCorruptError: a page of an unbounded ledger's fragments is damaged.
     """
-    tasks = {}
+    tasks: dict[int, tuple[TaskRef, RepairTask]] = {}
     if wanted.under_replicated or wanted.bookie is not None:
-        tasks = {ref.ledger_id: ref for ref in await RepairTasks(context.ledgers.store).refs()}
+        stored = RepairTasks(context.ledgers.store)
+        # Of two the more urgent one.
+        tasks = {one[0].ledger_id: one for one in reversed(await read_tasks(stored, await stored.refs()))}
     async with aclosing(all_metadata(context)) as found:
         async for ledger_id, metadata in found:
             if isinstance(metadata, MetadataCorruptError):
@@ -172,16 +218,12 @@ async def select_ledgers(
             if wanted.bookie is not None and wanted.bookie not in layout.bookies:
                 continue
             down = {name for name in layout.bookies if name not in context.pool.directory.available}
-            lost, task = layout.concerned(down), tasks.get(ledger_id)
-            if wanted.under_replicated and not lost and task is None:
+            lost, (ref, task) = layout.concerned(down), tasks.get(ledger_id, (None, None))
+            copies = layout.copies(down) if ref is None else min(layout.copies(down), ref.copies)
+            lacks = task is not None and any(task.reasons.get(reason) for reason in _LACKING)
+            if wanted.under_replicated and not (lost or lacks or copies < metadata.write_quorum):
                 continue
-            copies = layout.copies(down)
-            yield SelectedLedger(
-                ledger_id,
-                metadata,
-                copies if task is None else min(copies, task.copies),
-                [f"{name} is down" for name in lost] or ["a repair task"],
-            )
+            yield SelectedLedger(ledger_id, metadata, copies, _reasons_of(lost, task))
 
 
 async def ledgers_naming(context: ClientContext, bookie_id: str) -> list[int]:
@@ -229,6 +271,14 @@ class BookieReport:
     uptime_s: float | None = None
     order: str | None = None
     """The mode of the operator's order that it has; None for none."""
+    version: str | None = None
+    """The release that it runs, as it announces it."""
+    last_seen_s: float | None = None
+    """How long ago it was registered, by the auditor's count: 0 while it is; None for unknown."""
+    disk_used_bytes: int | None = None
+    """What its disks hold, of whatever kind."""
+    segment_bytes: int | None = None
+    """What its segments hold of ledgers, dead entries included."""
 
 
 @dataclass(slots=True)
@@ -243,7 +293,7 @@ class AutoRecoveryState:
     is_paused: bool = False
     refs: list[TaskRef] = field(default_factory=list)
     tasks: list[tuple[TaskRef, RepairTask]] = field(default_factory=list)
-    """The contents of the first of these tasks."""
+    """The contents of these tasks."""
     at_once: int = 1
     """How many workers may work at a time, but for urgent tasks."""
 
@@ -304,11 +354,7 @@ async def auto_recovery_state(context: ClientContext) -> AutoRecoveryState:
     state.is_paused = await tasks.is_paused()
     state.at_once = workers_at_once(context)
     state.refs = await tasks.refs()
-    for ref in state.refs[:_TASKS_READ_MAX]:
-        try:
-            state.tasks.append((ref, (await tasks.read(ref))[0]))
-        except (NoSuchKeyError, MetadataCorruptError):
-            continue
+    state.tasks = await read_tasks(tasks, state.refs)
     return state
 
 
@@ -418,7 +464,7 @@ async def _report_bookies(
         registration = running.get(bookie_id)
         if registration is None:
             gone_s = record.gone_s.get(bookie_id)
-            found = BookieReport(bookie_id, "down", ledgers=ledgers, gone_s=gone_s)
+            found = BookieReport(bookie_id, "down", ledgers=ledgers, gone_s=gone_s, last_seen_s=gone_s)
         else:
             found = await _ask(context, registration, ledgers)
         if bookie_id in orders:
@@ -432,12 +478,20 @@ async def _ask(context: ClientContext, record: BookieRecord, ledgers: int) -> Bo
     state = "writable" if record.is_writable else "read-only"
     found = BookieReport(record.bookie_id, state, record.rack, record.weight, list(record.addresses), ledgers)
     found.disk_bytes, found.is_tight = record.disk_bytes, record.is_tight
+    found.disk_free_bytes = record.free_bytes
+    found.version, found.last_seen_s = record.properties.get("version"), 0.0
     try:
-        figures = await figures_of(context, record.bookie_id, _INFO_TIMEOUT_S)
-        found.disk_free_bytes = figures["storage"]["disk"]["free_bytes"]
+        # The connection, too: a bookie that hangs holds nobody up for longer.
+        async with awake_timeout(_INFO_TIMEOUT_S):
+            figures = await figures_of(context, record.bookie_id, _INFO_TIMEOUT_S)
+        disk = figures["storage"]["disk"]
+        found.disk_free_bytes, found.disk_bytes = disk["free_bytes"], disk["total_bytes"]
+        found.segment_bytes = figures["storage"]["segments"]["bytes"]
         ledgers_here = figures["storage"]["ledgers"]
         found.ledgers_damaged = ledgers_here["damaged"] or int(bool(ledgers_here["all_damaged"]))
         found.uptime_s = figures["uptime_s"]
-    except (BookKeeperError, *MALFORMED):
+    except (BookKeeperError, TimeoutError, *MALFORMED):
         found.state = "silent"
+    if found.disk_bytes is not None and found.disk_free_bytes is not None:
+        found.disk_used_bytes = found.disk_bytes - found.disk_free_bytes
     return found

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from bookie_aio.storage.inspection import Inspection  # a bookie's storage, which few commands need
 
 _BAR_WIDTH = 32
+_FAILED_SHOWN = 50
 
 
 def custom_of(pairs: Sequence[str] | None) -> dict[str, bytes]:
@@ -384,8 +385,10 @@ def survey_text(found: ClusterSurvey) -> str:
         facts = [f"{one.ledgers:,} ledgers"]
         if one.order is not None:
             facts.insert(0, f"ordered to be {one.order}")
-        if one.disk_free_bytes is not None:
-            facts.append(f"{one.disk_free_bytes / 2**30:,.1f} GiB free")
+        if one.disk_free_bytes is not None and one.disk_bytes is not None:
+            facts.append(f"{one.disk_free_bytes / 2**30:,.1f} of {one.disk_bytes / 2**30:,.1f} GiB free")
+        if one.segment_bytes is not None:
+            facts.append(f"{one.segment_bytes / 2**30:,.1f} GiB of ledgers")
         if one.is_tight:
             facts.append("disks nearly full")
         if one.ledgers_damaged:
@@ -394,6 +397,10 @@ def survey_text(found: ClusterSurvey) -> str:
             facts.append(f"gone for {one.gone_s:,.0f} s at least")
         if one.rack:
             facts.append(f"rack {escape(one.rack)}")
+        if one.weight is not None:
+            facts.append(f"weight {one.weight:g}")
+        if one.version is not None:
+            facts.append(f"version {escape(one.version)}")
         lines.append(f"bookie {one.bookie_id}: {one.state}, {', '.join(facts)}")
     states = ", ".join(f"{count:,} {state}" for state, count in found.ledgers.items())
     lines.append(f"ledgers: {states or 'none'}")
@@ -416,9 +423,12 @@ def recovery_text(state: AutoRecoveryState) -> str:
         lines.append(f"  {count:,} ledgers {'to spread over racks' if copies == COPIES_MAX else what}")
     if aside := sum(state.record.aside.values()):
         lines.append(f"  {aside:,} of those behind them failed before, and take turns")
-    for ref, task in state.tasks:
-        if task.attempts:
-            lines.append(f"  ledger {ref.ledger_id}, {task.attempts} attempts: {escape(task.error)}")
+    failed = [one for one in state.tasks if one[1].attempts]
+    for ref, task in failed[:_FAILED_SHOWN]:
+        why = "; ".join(", ".join([reason, *names]) for reason, names in task.reasons.items())
+        lines.append(f"  ledger {ref.ledger_id} ({why}), {task.attempts} attempts: {escape(task.error)}")
+    if len(failed) > _FAILED_SHOWN:
+        lines.append(f"  {len(failed) - _FAILED_SHOWN:,} ledgers more that failed: -o json has all of them")
     lines += [
         f"  {escape(worker.name)} repairs ledger {worker.ledger_id}"
         if worker.ledger_id is not None
