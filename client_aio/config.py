@@ -190,9 +190,18 @@ class AutoRecoveryConfig:
     poll_interval_s: float = 30.0
     """How often an idle worker looks for tasks, beside the watch that tells it of new ones."""
 
+    recover_after_s: float | None = None
+    """Recover ledgers that stay in recovery for longer, and abandoned ones; without it, none.
+
+    A ledger is abandoned if it is open, has entries on a lost bookie that another one could replace, and
+    nothing of it has moved for so long. A writer that adds replaces the bookie at its next add. One that was
+    idle all the time is fenced. Of ledgers with a password the tasks only say so."""
+
     def __post_init__(self) -> None:
         for name in self.__slots__:
             value = getattr(self, name)
+            if name == "recover_after_s" and value is None:
+                continue
             is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
             if not is_number or not 0 < value < math.inf:
                 raise InvalidArgumentError(f"{name} {value!r} is not a positive number")

@@ -15,6 +15,8 @@ The shell around `client_aio.core.audit`. Three tasks run while this process lea
   which a running bookie gave no answer is made again after it answers.
 - *Looks* notice the bookies that are gone for longer than the delay, and make the tasks.
 
+With `recover_after_s`, a fourth one finds the ledgers whose writer or whose recovery is gone.
+
 With a placement policy that has write sets span racks, a pass also notes the ledgers that one exchange of a
 bookie would spread better. Their tasks come last.
 
@@ -39,6 +41,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from client_aio.admin.replicas import list_replicas, parts_of, verify_replica
+from client_aio.autorecovery.abandoned import AbandonedLedgers
 from client_aio.autorecovery.survey import AUDITOR_ELECTION, figures_of, layout_in_full
 from client_aio.core.audit import (
     BookieStates,
@@ -56,6 +59,7 @@ from client_aio.core.repair_plan import Part
 from client_aio.election import LeaderElection
 from metadata.access.repair_tasks import (
     COPIES_MAX,
+    REASON_ABANDONED,
     REASON_LOST,
     REASON_MARKED,
     REASON_MISSING,
@@ -156,6 +160,10 @@ class Auditor:
         self._reasons: dict[int, dict[str, list[str]]] = {}  # those of the tasks that this auditor made
         self._told: dict[str, tuple[Any, ...]] = {}  # what each bookie said last of lost data
         self._failed = FailedTasks(config.tasks_max)
+        self._abandoned: AbandonedLedgers | None = None
+        if config.recover_after_s is not None:
+            context, grace_s = self._context, config.recover_after_s
+            self._abandoned = AbandonedLedgers(context, grace_s, config.reads_at_once)
         self._round_at = 0.0
         self._waiting = 0  # ledgers that had no task yet
         self._reads = 0
@@ -197,6 +205,7 @@ class Auditor:
             self._again(self._look, self._config.look_interval_s),
             self._again(self._check_due, 1.0),
             self._again(self._ask_bookies, self._config.info_interval_s),
+            *([self._again(self._look_for_abandoned, self._config.pass_interval_s)] * bool(self._abandoned)),
         ]
 
     def _again(
@@ -626,6 +635,16 @@ class Auditor:
         sample = Part(first, last, part.content_term, part.bookies)
         found = await verify_replica(self._context, metadata, sample, bookie_id)
         return {bookie_id} if not found.error and found.missing + found.damaged else set()
+
+    async def _look_for_abandoned(self, elapsed_s: float) -> None:
+        """Make tasks for ledgers whose writer or whose recovery is gone (`client_aio.core.abandonment`)."""
+        if self._abandoned is None or not self.record.passes:
+            return
+        lost, config = self.states.lost, self._config
+        count = max(int(config.checks_per_s * config.pass_interval_s), 1)
+        found = await self._abandoned.look(self.index.unsettled(lost), lost, count)
+        for ledger_id, copies in found.items():
+            self._find(ledger_id, copies, {REASON_ABANDONED: []})
 
     async def _ask_bookies(self, elapsed_s: float) -> None:
         """Ask every bookie whether it lost data; where that has changed, check its ledgers."""

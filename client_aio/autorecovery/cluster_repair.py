@@ -26,7 +26,7 @@ from client_aio.autorecovery.survey import all_metadata, layout_in_full
 from client_aio.autorecovery.worker import Outcome, Worker, release
 from client_aio.config import AutoRecoveryConfig
 from client_aio.core.audit import LedgerIndex, Seats
-from metadata.access.repair_tasks import BY_HAND, RepairTask, RepairTasks
+from metadata.access.repair_tasks import BY_HAND, REASON_ABANDONED, RepairTask, RepairTasks
 from metadata.errors import (
     BookKeeperError,
     InvalidTransitionError,
@@ -223,12 +223,16 @@ class ClusterRepair:
             if ref is not None:
                 with suppress(NoSuchKeyError, MetadataCorruptError):
                     task, version = await self._tasks.read(ref)
+            is_abandoned = REASON_ABANDONED in task.reasons
+            # Nobody is fenced here, where bookies count as lost at once: that is left to workers.
+            others = {reason: names for reason, names in task.reasons.items() if reason != REASON_ABANDONED}
+            task = replace(task, reasons=others)
             outcome = await self._worker.attempt(ledger_id, lost, task)
             if not outcome.is_done:
                 # Damage that the first attempt read got a mark of its own, which only a second one may lift.
                 task = task.failed(outcome.error, outcome.entries_lost, outcome.doubted)
                 outcome = await self._worker.attempt(ledger_id, lost, task)
-            if outcome.is_done and ref is not None and version is not None:
+            if outcome.is_done and ref is not None and version is not None and not is_abandoned:
                 await self._tasks.done(ref, version)
             return outcome
         except BookKeeperError as error:

@@ -25,16 +25,12 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from client_aio.autorecovery.abandoned import close_or_take_over
 from client_aio.autorecovery.survey import all_metadata, layout_in_full
 from client_aio.autorecovery.worker import Worker
 from client_aio.bookies.connection import list_ledgers
 from client_aio.config import AutoRecoveryConfig
 from client_aio.core.audit import Pace, Rotation, Ties, has_substitute, ties_of
-from client_aio.core.digest import Digest
-from client_aio.core.healing import OwnTerms
-from client_aio.ledger.recovery import recover_ledger
-from client_aio.unbounded.paged_fragments import VersionedFragments
-from client_aio.unbounded.writer import open_term
 from metadata.access.bookies import (
     DRAINING,
     REMOVED,
@@ -508,18 +504,12 @@ class Drain:
         metadata, version = await self._context.ledgers.read(ledger_id, sync=True)
         if metadata.password is not None:
             self._why[ledger_id] = "it has a password: close it by `ledger recover`"
-        elif not metadata.is_unbounded:
-            found, _ = await recover_ledger(self._context, ledger_id, Digest(ledger_id), only=fragment)
-            self._recovered += found.is_closed
-        elif self._recover_after_s is None:
+        elif metadata.is_unbounded and self._recover_after_s is None:
             self._why[ledger_id] = (
                 "it is unbounded, and its writer has not moved; --recover-after takes it over"
             )
-        elif metadata.last_fragment == fragment:
-            held = VersionedFragments(self._context, metadata, version)
-            # Only from this term: a writer that has taken the ledger over meanwhile keeps it.
-            await open_term(self._context, held, Digest(ledger_id), OwnTerms(metadata.term))
-            self._recovered += 1
+        else:
+            self._recovered += await close_or_take_over(self._context, metadata, version, fragment)
 
     async def _check_stalled(self, ties: dict[int, Ties], refs: Iterable[TaskRef]) -> None:
         """Raise InvalidTransitionError where nobody works at any of the ledgers."""

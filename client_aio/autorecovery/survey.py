@@ -21,6 +21,7 @@ from client_aio.election import LeaderElection
 from client_aio.unbounded.paged_fragments import spans
 from metadata.access.bookies import registered_bookies, split_address
 from metadata.access.repair_tasks import (
+    REASON_ABANDONED,
     REASON_LEAVING,
     REASON_LOST,
     REASON_MARKED,
@@ -62,6 +63,7 @@ _REASON_TEXTS = {
     REASON_MARKED: "{} lost data of it",
     REASON_LEAVING: "{} is to leave the cluster",
     REASON_RACKS: "a write set is on one rack",
+    REASON_ABANDONED: "its writer or its recovery is gone",
 }
 
 
@@ -180,7 +182,7 @@ def _reasons_of(down: list[str], task: RepairTask | None) -> list[str]:
     reasons = {} if task is None else task.reasons
     texts = [f"{name} is down" for name in down]
     for reason, names in sorted(reasons.items(), key=lambda one: REASONS.index(one[0])):
-        # Of racks, where there is no name, there is one text.
+        # A reason without names has a text, too.
         others = [name for name in names if reason != REASON_LOST or name not in down]
         texts += [_REASON_TEXTS[reason].format(name) for name in others or [""] * (not names)]
     return texts

@@ -9,6 +9,7 @@ The shell around `client_aio.core.audit`. All writes to bookies and to ledgers' 
 - A bookie that an operator has ordered to leave loses its seats, running or not. The order is read again.
 - A bookie that answers is repaired in its own place, and its mark is lifted where that is right.
 - Bookies that a task names for entries missing or lost are in doubt. They are read whatever they list.
+- An abandoned ledger is recovered first (`client_aio.core.abandonment`), if it is abandoned still.
 - A task is deleted when a second look at the bookies finds every copy, and at the version that was read. A
   task to which the auditor has added something meanwhile stays.
 - A task stays if a repair failed, or an entry was found nowhere. It then names the bookies that lack entries
@@ -29,6 +30,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from client_aio.admin.repair import Repair, RepairReport
 from client_aio.admin.replicas import list_replicas
+from client_aio.autorecovery.abandoned import end_abandoned
 from client_aio.autorecovery.auditor import racks_of, replica_states
 from client_aio.autorecovery.survey import workers_at_once
 from client_aio.core.audit import (
@@ -46,6 +48,7 @@ from metadata.access.bookies import SetBacks, unanswered_below
 from metadata.access.repair_tasks import (
     BY_HAND,
     COPIES_MAX,
+    REASON_ABANDONED,
     REASON_RACKS,
     RepairTask,
     RepairTasks,
@@ -171,13 +174,10 @@ class Worker:
         now = self._loop.time()
         return sum(at > now for _, at in self._rests.values())
 
-    @property
-    def _workers_at_once(self) -> int:
-        return workers_at_once(self._context)
-
     def _waits_for_others(self, ref: TaskRef, locked: set[int]) -> bool:
         """Return whether as many others work as may, and the task can wait: the next rest is theirs."""
-        self._is_crowded = len(locked - {ref.ledger_id}) >= self._workers_at_once and not is_urgent(ref)
+        others = len(locked - {ref.ledger_id})
+        self._is_crowded = others >= workers_at_once(self._context) and not is_urgent(ref)
         return self._is_crowded
 
     # --- choosing a task -----------------------------------------------------------------------
@@ -341,10 +341,12 @@ class Worker:
 
     async def _lost_still(self, task: RepairTask) -> list[str]:
         """Return the bookies of a task that an auditor holds for lost now: others may be back since."""
-        if not task.lost:
+        is_abandoned = REASON_ABANDONED in task.reasons  # Its last fragment is complete when it is recovered.
+        if not task.lost and not is_abandoned:
             return []
         record, _ = await self._tasks.auditor()
-        return [name for name in task.lost if name in record.lost]
+        wanted = record.lost if is_abandoned else task.lost
+        return [name for name in wanted if name in record.lost]
 
     async def _announce(self, registration: Registration) -> None:
         """Write the record, at the beginning of a task and of a rest: one write for two tasks' border."""
@@ -389,6 +391,8 @@ class Worker:
         found_nowhere = Counter[str]()
         try:
             await self._context.pool.directory.refresh()
+            if REASON_ABANDONED in task.reasons:
+                errors += await self._end_abandoned(ledger_id, lost_bookies)
             seats, _ = await self.look(ledger_id, lost_bookies, doubted)
             waiting = await self._unanswered(ledger_id, seats.marked)
             for bookie_id in (*seats.in_place, *seats.replaced):
@@ -440,6 +444,16 @@ class Worker:
         return Outcome(
             False, "; ".join(errors) or f"{', '.join(lacking)} still lacks entries", lost, unproven
         )
+
+    async def _end_abandoned(self, ledger_id: int, lost_bookies: Collection[str]) -> list[str]:
+        """Close an abandoned ledger, or take it over; return why that failed, and go on."""
+        try:
+            await end_abandoned(self._context, ledger_id, lost_bookies)
+        except NoSuchLedgerError:
+            raise
+        except BookKeeperError as error:
+            return [f"not recovered: {error}"]
+        return []
 
     async def look(
         self, ledger_id: int, lost_bookies: Collection[str], doubted: Collection[str] = ()

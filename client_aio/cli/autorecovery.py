@@ -14,6 +14,7 @@ from client_aio.cli.options import (
     LostBookieDelay,
     Placement,
     PlacementOption,
+    RecoverAbandoned,
     command,
     configure_logging,
     stop_event,
@@ -32,6 +33,7 @@ _DEFAULTS = AutoRecoveryConfig()
 async def run(
     invocation: Invocation,
     lost_bookie_delay: LostBookieDelay = LOST_BOOKIE_DELAY_S,
+    recover_after: RecoverAbandoned = None,
     worker_rate: Annotated[
         float, typer.Option(min=0.01, metavar="MIB", help="MiB per second that this worker reads at most.")
     ] = _DEFAULTS.worker_bytes_per_s / MIB,
@@ -57,6 +59,7 @@ async def run(
         "autorecovery",
         AutoRecoveryConfig,
         lost_bookie_delay_s=lost_bookie_delay,
+        recover_after_s=recover_after,
         worker_bytes_per_s=int(worker_rate * MIB),
         cluster_bytes_per_s=int(cluster_rate * MIB),
         check_interval_s=check_interval,

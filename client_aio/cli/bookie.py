@@ -43,6 +43,7 @@ from client_aio.cli.options import (
     LostBookieDelay,
     Placement,
     PlacementOption,
+    RecoverAbandoned,
     address_of,
     command,
     configure_logging,
@@ -139,6 +140,7 @@ async def serve(
     accept_older_copy: AcceptOlderCopy = False,
     autorecovery: AutoRecoveryFlag = False,
     lost_bookie_delay: LostBookieDelay = LOST_BOOKIE_DELAY_S,
+    recover_after: RecoverAbandoned = None,
     placement: PlacementOption = Placement.WEIGHTED,
     http: HttpOption = None,
     log_level: LogLevel = "info",
@@ -177,9 +179,7 @@ async def serve(
         **invocation.settings.plain("bookie"),
     )
     is_new = not await is_formatted(disk, paths)
-    recovery = invocation.settings.made(
-        "autorecovery", AutoRecoveryConfig, lost_bookie_delay_s=lost_bookie_delay
-    )
+    recovery = _recovery_of(invocation.settings, lost_bookie_delay, recover_after)
     stop = stop_event(watch_standard_input=stop_with_parent)
     async with ServiceManager() as manager:
         running = _serve(
@@ -187,6 +187,13 @@ async def serve(
             recovery=recovery if autorecovery else None, placement=placement,
         )  # fmt: skip
         await _until_stopped(running, stop, manager)
+
+
+def _recovery_of(
+    settings: Settings, lost_bookie_delay_s: float, recover_after_s: float | None
+) -> AutoRecoveryConfig:
+    given = {"lost_bookie_delay_s": lost_bookie_delay_s, "recover_after_s": recover_after_s}
+    return settings.made("autorecovery", AutoRecoveryConfig, **given)
 
 
 async def _until_stopped(

@@ -55,6 +55,7 @@ from client_aio.cli.options import (
     LostBookieDelay,
     Placement,
     PlacementOption,
+    RecoverAbandoned,
     command,
     stop_event,
 )
@@ -543,6 +544,7 @@ async def up(
         ),
     ] = True,
     lost_bookie_delay: LostBookieDelay = LOST_BOOKIE_DELAY_S,
+    recover_after: RecoverAbandoned = None,
     http: Annotated[
         bool,
         typer.Option(
@@ -573,6 +575,7 @@ async def up(
         arguments=[
             *("--loop", invocation.loop.value),
             *("--lost-bookie-delay", str(lost_bookie_delay)),
+            *(["--recover-after", str(recover_after)] if recover_after is not None else []),
             *(["--autorecovery"] if autorecovery else []),
             *(["--http", "127.0.0.1:0"] if http else []),
         ],

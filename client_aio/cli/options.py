@@ -416,3 +416,15 @@ LostBookieDelay = Annotated[
     ),
 ]
 LOST_BOOKIE_DELAY_S = AutoRecoveryConfig().lost_bookie_delay_s
+RecoverAbandoned = Annotated[
+    float | None,
+    typer.Option(
+        "--recover-after",
+        min=0.1,
+        metavar="SECONDS",
+        help="Auto recovery recovers ledgers that stay in recovery for longer, and open ones with entries on "
+        "a lost bookie that have not moved for longer: that fences a writer that was idle all the time. "
+        "Default: none.",
+        show_default=False,
+    ),
+]

@@ -16,7 +16,8 @@ looks: a look that comes late counts for twice the interval at most. So an audit
 elected a moment ago, holds nobody for lost too early. A bookie that comes back is lost no more.
 
 A bookie that comes back may lack what was written without it. Its ledgers are *checked* when it has been
-back for the delay: its list of entries is compared with what it owes. A rolling restart makes no task.
+back for the delay: its list of entries is compared with what it owes. One that was stopped may lack adds that
+were in flight. So a rolling restart under load makes tasks, for the ledgers of these adds only.
 
 A bookie draws a nonce at each start. A start is *settled* when all ledgers of the bookie were checked after
 it. The memory of an auditor about a bookie that came back belongs to a start that is not settled. So do a
@@ -58,6 +59,7 @@ class Layout(NamedTuple):
     """The ensembles of the complete fragments, each once, sorted."""
     growing: Ensemble
     """The ensemble of the last fragment, if the ledger is not CLOSED; else empty."""
+    in_recovery: bool = False
 
     @property
     def bookies(self) -> list[str]:
@@ -95,7 +97,8 @@ def layout_of(metadata: LedgerMetadata, fragments: Iterable[Fragment] = ()) -> L
     head = metadata.fragments if metadata.is_closed else metadata.fragments[:-1]
     complete.update(fragment.bookies for fragment in head)
     growing = () if metadata.is_closed else metadata.last_fragment.bookies
-    return Layout(metadata.write_quorum, tuple(sorted(complete)), growing)
+    in_recovery = metadata.state is LedgerState.IN_RECOVERY
+    return Layout(metadata.write_quorum, tuple(sorted(complete)), growing, in_recovery)
 
 
 class Lacking(NamedTuple):
@@ -253,6 +256,11 @@ class LedgerIndex:
     def growing_on(self, bad: Collection[str]) -> list[int]:
         """Return the ledgers not CLOSED whose last fragment names a bad bookie, ascending."""
         return sorted(one for one in self._growing if not set(bad).isdisjoint(self._layout_of[one].growing))
+
+    def unsettled(self, bad: Collection[str]) -> list[int]:
+        """Return the ledgers in recovery, and those whose last fragment names a bad bookie, ascending."""
+        recovering = [one for one in self._growing if self._layout_of[one].in_recovery]
+        return sorted({*recovering, *self.growing_on(bad)})
 
 
 class BookieStates:

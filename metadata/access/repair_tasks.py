@@ -64,7 +64,11 @@ REASON_LEAVING = "leaving"
 """An operator has ordered a bookie to leave the cluster: others are to get its seats."""
 REASON_RACKS = "racks"
 """A write set does not span the racks that it should."""
-REASONS = (REASON_LOST, REASON_MISSING, REASON_MARKED, REASON_LEAVING, REASON_RACKS)
+REASON_ABANDONED = "abandoned"
+"""Its recovery does not end; or its last fragment names a lost bookie, and nothing moves. To be recovered."""
+REASONS = (REASON_LOST, REASON_MISSING, REASON_MARKED, REASON_LEAVING, REASON_RACKS, REASON_ABANDONED)
+_WITHOUT_NAMES = (REASON_RACKS, REASON_ABANDONED)
+"""The reasons under which no bookies stand."""
 
 
 class TaskRef(NamedTuple):
@@ -153,7 +157,7 @@ class RepairTask(Record):
         marked = set(doubted).intersection(self.reasons.get(REASON_MARKED, ()))
         judged = {REASON_MISSING: sorted(set(doubted) - marked), REASON_MARKED: sorted(marked)}
         both = {**self.reasons, **judged}
-        reasons = {reason: names for reason, names in both.items() if names or reason == REASON_RACKS}
+        reasons = {reason: names for reason, names in both.items() if names or reason in _WITHOUT_NAMES}
         text = error[:_ERROR_CHARACTERS]
         return replace(
             self, reasons=reasons, attempts=self.attempts + 1, error=text, entries_lost=entries_lost

@@ -26,7 +26,7 @@ from client_aio.autorecovery.service import AutoRecovery
 from client_aio.config import AutoRecoveryConfig
 from client_aio.core.repair_plan import owed
 from metadata.access.bookies import REMOVED
-from metadata.access.repair_tasks import RepairTask, RepairTasks, TaskRef
+from metadata.access.repair_tasks import REASON_ABANDONED, RepairTask, RepairTasks, TaskRef
 from metadata.errors import BookKeeperError, MetadataCorruptError, NoSuchLedgerError
 from metadata.ids import (
     KEY_AVAILABLE,
@@ -168,19 +168,20 @@ class Watched:
         if value is not None:
             if name not in self._tasks:
                 self._simulation.stats["repair_task"] += 1
-            self._tasks[name] = RepairTask.from_json(value)
+            self._tasks[name] = task = RepairTask.from_json(value)
+            self._simulation.stats["ledger_abandoned"] += REASON_ABANDONED in task.reasons
             return
-        task, ref = self._tasks.pop(name, None), TaskRef.of_name(name)
+        ended, ref = self._tasks.pop(name, None), TaskRef.of_name(name)
         metadata = self._metadata.get(ref.ledger_id)
         self._simulation.stats["repair_task_done"] += 1
-        if task is None or metadata is None:
+        if ended is None or metadata is None:
             return
         if any(TaskRef.of_name(other).ledger_id == ref.ledger_id for other in self._tasks):
             return
         named = {bookie for part in parts_of(metadata) for bookie in part.bookies}
         locked_at = self._locked_at.get(ref.ledger_id, math.inf)
         wiped = {name for name, at in self._simulation.wiped.items() if at < locked_at}
-        left = sorted(named.intersection(task.lost, wiped))
+        left = sorted(named.intersection(ended.lost, wiped))
         self._history.require(
             not left,
             "TasksEndWhole",

@@ -9,6 +9,7 @@ _COPIER = "client_aio.admin.repair:_Copier"
 _WORKER = "client_aio.autorecovery.worker:Worker"
 _AUDITOR = "client_aio.autorecovery.auditor:Auditor"
 _AUDIT = "client_aio.core.audit"
+_ABANDONED = "client_aio.autorecovery.abandoned"
 _DRAIN = "client_aio.autorecovery.drain:Drain"
 _PROFILES = ("auto-recovery", "rolling-absences")
 _LEAVING = ("leaving-bookie",)
@@ -252,9 +253,31 @@ MUTANTS = [
         note="no checker looks at rates",
     ),
     Mutant(
+        537, "a ledger is abandoned though its last fragment needs no other bookie",
+        (Edit(f"{_ABANDONED}:AbandonedLedgers._see",
+              "if not may_be_left(fragment.bookies, gone, _usable(self._context)):", "if False:"),),
+        tests=("tests/integration/test_abandoned.py", "-k", "may_have_a_writer"),
+        note="a writer that is fenced loses nothing that was acknowledged",
+    ),
+    Mutant(
+        538, "a ledger is abandoned though entries came meanwhile",
+        (Edit("client_aio.core.abandonment:Standing.note",
+              "stands = sight is not None and sight == before",
+              "stands = sight is not None and before is not None"),),
+        tests=("tests/client_aio/core/test_client_abandonment.py", "-k", "whatever_moves"),
+        note="as 537",
+    ),
+    Mutant(
+        539, "an old task fences a writer that has moved since",
+        (Edit(f"{_ABANDONED}:end_abandoned",
+              "is_open and not may_be_left(fragment.bookies, gone, _usable(context))", "False"),),
+        tests=("tests/integration/test_abandoned.py", "-k", "task_fences"),
+        note="as 537",
+    ),
+    Mutant(
         362, "all workers of a host work at once",
         (Edit(f"{_WORKER}._waits_for_others",
-              "len(locked - {ref.ledger_id}) >= self._workers_at_once and not is_urgent(ref)", "False"),),
+              "others >= workers_at_once(self._context) and not is_urgent(ref)", "False"),),
         tests=("tests/integration/test_autorecovery.py", "-k", "one_host"),
     ),
     Mutant(

@@ -70,6 +70,31 @@ def rolling_absences(draw: Draw) -> Plan:
 
 
 @profile
+def abandoned_ledgers(draw: Draw) -> Plan:
+    """Writers and recoverers die, and bookies go for good: auto recovery ends the ledgers that are left."""
+    draw.bookies, draw.dishonest = _FIVE, draw.rng.choice(_FIVE)
+    rng = draw.rng
+    after_s = rng.choice((0.5, 1.0, 2.0))
+    for _ in range(2):
+        draw.actor("auto_recoverer", rng.uniform(0.1, 1.0), recover_after_s=after_s)
+    draw.crowd(recoverers=2, ack_at_least=2)
+    writers = [actor for actor in draw.clients if actor not in draw.clients[:2]]
+    for _ in range(rng.randint(1, 3)):
+        draw.fault("kill_client", rng.choice(writers), at=rng.uniform(1.0, draw.duration * 0.7))
+    if rng.random() < 0.5:
+        draw.fault("disk_wiped", draw.dishonest, at=rng.uniform(1.0, draw.duration * 0.5))
+    for _ in range(rng.randint(1, 3)):
+        at, lasts = rng.uniform(0.5, draw.duration * 0.6), rng.choice((0.6, 4.0, draw.duration))
+        draw.fault(rng.choice(("kill_bookie", "power_cut")), rng.choice(_FIVE), at=at, lasts=lasts)
+    if draw.allows("blinding"):
+        for kind in ("meta_lossy", "meta_lag", "meta_cut", "pause"):
+            draw.some(kind, [*draw.clients, *draw.bookies], 3)
+        draw.some("block_both", draw.clients, 2)
+    draw.some("cut_reset", draw.clients, 3)
+    return draw.plan(setup="auto_recovery")
+
+
+@profile
 def repaired_by_hand(draw: Draw) -> Plan:
     """One or two operators repair the whole cluster, some beside auto recovery; bookies go meanwhile."""
     draw.bookies, draw.dishonest = _FIVE, draw.rng.choice(_FIVE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from client_aio.autorecovery.cluster_repair import ClusterRepair
@@ -26,10 +27,11 @@ async def auto_recoverer(simulation: Simulation, actor: Actor, client: Client) -
     if actor.settings.get("of_unbounded"):
         _announce(simulation)
     lives = actor.settings.get("lives", 0.0)
+    config = replace(QUICK, recover_after_s=actor.settings.get("recover_after_s"))
     number = 0
     while True:
         number += 1
-        async with AutoRecovery(client, QUICK, name=f"{actor.name}.{number}") as recovery:
+        async with AutoRecovery(client, config, name=f"{actor.name}.{number}") as recovery:
             await asyncio.sleep(lives or 1000.0)
             assert recovery.worker is not None
             simulation.history.note(actor.name, "auto recovery ends in order:", repr(recovery.worker.record))
