@@ -55,6 +55,7 @@ from metadata.access.repair_tasks import (
     TaskRef,
     WorkerRecord,
 )
+from metadata.awake import awake_timeout
 from metadata.errors import (
     BookKeeperError,
     ClientClosedError,
@@ -84,6 +85,7 @@ _UNANSWERED = "its mark stays until `bookie-aio bookie accept-metadata` answers 
 _RETRY_S = 1.0
 _LOOK_S = 2.0
 """A worker looks so often how many others work, to share the bytes per second with them."""
+_LOOK_TIMEOUT_S = 0.5
 _TELL_S = 10.0
 """A worker announces so often how much of a large ledger it has read."""
 _CROWDED_S = 2.0
@@ -327,17 +329,18 @@ class Worker:
     async def _look_around(self, registration: Registration) -> None:
         """Read at another rate if others have begun or ended, and tell how far a large ledger is.
 
-        While the metadata store does not answer, the rate stays as it was.
+        While the metadata store does not answer, the rate stays as it was, and the copying goes on.
         """
         now = self._loop.time()
         if now < self._looked_at + _LOOK_S:
             return
-        self._looked_at = now
-        with suppress(BookKeeperError):
-            await self._set_rate()
-            if now >= self._announced_at + _TELL_S:
-                self._announced_at = now
-                await self._announce(registration)
+        with suppress(BookKeeperError, TimeoutError):
+            async with awake_timeout(_LOOK_TIMEOUT_S):
+                await self._set_rate()
+                if now >= self._announced_at + _TELL_S:
+                    self._announced_at = now
+                    await self._announce(registration)
+        self._looked_at = self._loop.time()
 
     async def _lost_still(self, task: RepairTask) -> list[str]:
         """Return the bookies of a task that an auditor holds for lost now: others may be back since."""

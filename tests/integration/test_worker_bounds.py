@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -22,6 +23,7 @@ from metadata.access.repair_tasks import (
 from tests.integration.test_autorecovery import QUICK, written
 
 if TYPE_CHECKING:
+    from client_aio.autorecovery.worker import Outcome
     from client_aio.core.courtesy import Step
     from tests.support.cluster import Cluster
 
@@ -55,6 +57,37 @@ async def test_workers_share_the_rate_of_the_cluster_whoever_works(
         assert rates == [pytest.approx(6.4 * MIB), *[pytest.approx(3.2 * MIB)] * (len(rates) - 1)]
         for other in (*others, registration):
             await other.close()
+
+
+async def test_a_worker_copies_on_while_the_metadata_store_does_not_say_who_works(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = 0
+
+    async def hangs() -> None:
+        nonlocal asked
+        asked += 1
+        await asyncio.Event().wait()
+
+    async with client_aio.connect(cluster.uri) as client:
+        tasks = RepairTasks(client._context.ledgers.store)
+        ref = TaskRef(1, await written(client), "t")
+        await tasks.create(ref, RepairTask({REASON_MISSING: ["b1"]}, 0))
+        worker = Worker(client._context, AutoRecoveryConfig(**QUICK), "w")
+        registration = await tasks.announce(worker.record)
+        attempt = worker.attempt
+
+        async def attempt_alone(*arguments: Any) -> Outcome:
+            monkeypatch.setattr(worker, "_set_rate", hangs)
+            return await attempt(*arguments)
+
+        monkeypatch.setattr(worker_module, "_LOOK_S", 0.0)
+        monkeypatch.setattr(worker_module, "_LOOK_TIMEOUT_S", 0.02)
+        monkeypatch.setattr(worker, "attempt", attempt_alone)
+        await worker._do(ref, registration)
+        assert asked
+        assert (await tasks.refs(), worker.record.repaired) == ([], 1)
+        await registration.close()
 
 
 async def test_the_estimate_counts_the_workers_that_work_at_once(cluster: Cluster) -> None:
