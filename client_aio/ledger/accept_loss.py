@@ -32,6 +32,7 @@ from client_aio.core.recovery import LossyEnd, believed, entered, fencing_lac_re
 from client_aio.ledger.futures import fenced_by_metadata
 from client_aio.ledger.metadata_update import VersionedLedgerMetadata
 from client_aio.ledger.recovery import recover_ledger
+from client_aio.ledger.recovery_scope import first_displaced, recovery_scope
 from metadata.access.bookies import are_gone
 from metadata.errors import BookKeeperError, LedgerRecoveryError, NoSuchLedgerError
 from metadata.ids import ENTRY_ID_MAX, NO_ENTRY
@@ -193,9 +194,11 @@ async def _find_end_without(
         doubted: bookies whose entries are passed over where they do not know them.
     """
     fragment = metadata.last_fragment
-    asked = [name for name in fragment.bookies if name not in left_out]
+    everywhere = (await recovery_scope(context, metadata)).bookies
+    asked = [name for name in everywhere if name not in left_out]
     answers = await asyncio.gather(*(_ask(context, metadata, digest, bookie_id) for bookie_id in asked))
-    holdings = {name: each for name, each in zip(asked, answers, strict=True) if each is not None}
+    found = {name: each for name, each in zip(asked, answers, strict=True) if each is not None}
+    holdings = {name: each for name, each in found.items() if name in fragment.bookies}
     if not holdings:
         advice = ""
         if len(metadata.fragments) > 1:
@@ -210,12 +213,19 @@ async def _find_end_without(
         )
     reads = _Reads(context, metadata, digest, doubted)
     last_entry, length = await reads.last_readable(list(holdings.values()), below)
-    may_have = tuple(name for name in fragment.bookies if name not in holdings or name in reads.passed_over)
+    may_have = [
+        name
+        for seat, name in enumerate(everywhere)
+        if name not in found
+        or name in reads.passed_over
+        # Of a bookie that is not named nobody reads.
+        or (name not in holdings and first_displaced(metadata, seat, found[name].rows) is not None)
+    ]
     present = range(fragment.first_entry, last_entry + 1)
     marks = [listed(present, each.rows, fragment.content_term) for each in holdings.values()]
-    missing = sum(not any(found) for found in zip(*marks, strict=True))
-    lac = max(each.lac for each in holdings.values())
-    return LossyEnd(metadata, last_entry, length, GivenUp(lac, may_have, missing))
+    missing = sum(not any(those) for those in zip(*marks, strict=True))
+    lac = max(each.lac for each in found.values())
+    return LossyEnd(metadata, last_entry, length, GivenUp(lac, tuple(may_have), missing))
 
 
 async def _ask(

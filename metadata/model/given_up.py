@@ -18,7 +18,7 @@ class GivenUp:
     """The bookies that did not answer, or could not read an entry that they listed.
 
     They may hold entries behind the end. They are those of the last fragment; where all of its bookies are
-    gone for good, those of the fragment before, too."""
+    gone for good, those of the fragment before, too. After a set-back of the metadata they may be any."""
     missing: int
     """How many entries of the fragment with the end, before it, no bookie listed that answered."""
 

@@ -380,3 +380,17 @@ async def test_a_recovery_by_older_metadata_ends_only_where_enough_bookies_answe
             await asyncio.gather(*(cluster[name].start() for name in set(cluster.bookies) - set(named)))
             reader = await client.open_ledger(writer.ledger_id, recover=True)
             assert reader.last_add_confirmed == 19
+
+
+async def test_a_loss_by_older_metadata_names_the_bookies_that_have_what_is_lost(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, bookies=5)
+    async with asyncio.timeout(4 * WAIT_S), displaced(tmp_path, cluster) as (writer, named):
+        holder, away = sorted(set(cluster.bookies) - set(named))
+        await asyncio.gather(*(cluster[name].start() for name in (*named[:2], holder)))
+        async with client_aio.connect(cluster.uri, connect_timeout_s=2) as client:
+            await client.open_ledger(writer.ledger_id, recover=True, accept_loss=True)
+            metadata = await client.ledger_metadata(writer.ledger_id)
+        assert metadata.last_entry == 14
+        assert metadata.given_up is not None
+        assert set(metadata.given_up.bookies) == {named[2], holder, away}
+        assert metadata.given_up.lac >= 18

@@ -126,4 +126,10 @@ MUTANTS = [
         (Edit("bookie_aio.server.age:read_age", "age.owner in (0, owner)", "True"),),
         tests=(_PEER_TESTS, "-k", "is_a_damaged_one"),
     ),
+    Mutant(
+        524, "a loss by older metadata does not name the bookies that have what is lost",
+        (Edit("client_aio.ledger.accept_loss:_find_end_without",
+              "first_displaced(metadata, seat, found[name].rows) is not None", "False"),),
+        tests=("tests/integration/test_set_back.py", "-k", "have_what_is_lost"),
+    ),
 ]  # fmt: skip
