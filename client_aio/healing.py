@@ -16,7 +16,7 @@ from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from client_aio.core.healing import AppendAges
-from metadata.awake import awake_timeout
+from metadata.awake import Reading, awake_timeout
 from metadata.errors import (
     BookKeeperError,
     ClientClosedError,
@@ -144,6 +144,7 @@ class Healing:
         self._state_changed = asyncio.Event()
         self._ages = AppendAges(timeout_s or 0.0)
         self._timer: asyncio.TimerHandle | None = None
+        self._reading: Reading | None = None
 
     @property
     def is_healing(self) -> bool:
@@ -282,16 +283,25 @@ class Healing:
         if self._timeout_s is None or owner._first_failure is not None or owner._has_ended:
             return
         self._timer = self._loop.call_later(self._timeout_s / _LOOKS_PER_TIMEOUT, self.watch_ages)
-        clock = self._context.clock
-        if self._ages.is_overdue(clock.time(), *owner._counts()) and not clock.has_just_woken:
+        if self._is_overdue():
+            self._reading = Reading(self._judge_ages)
+
+    def _is_overdue(self) -> bool:
+        return self._ages.is_overdue(self._context.clock.time(), *self._owner._counts())
+
+    def _judge_ages(self) -> None:
+        """Give the adds up, if the answers that had come have not settled them."""
+        is_watched = self._owner._first_failure is None and not self._owner._has_ended
+        if is_watched and self._is_overdue():
             error = OperationTimeoutError(
                 f"{self._what}: adds were not acknowledged within {self._timeout_s:g} s. They may be there "
                 "or not; later adds come behind them"
             )
             logger.warning("%s", error)
-            owner._give_up(error)
+            self._owner._give_up(error)
 
     def stop_watching(self) -> None:
         """Stop looking for adds that are too old."""
-        if self._timer is not None:
-            self._timer.cancel()
+        for each in (self._timer, self._reading):
+            if each is not None:
+                each.cancel()

@@ -22,6 +22,7 @@ import struct
 import sys
 import termios
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from bookie_aio.wire.frames import (
@@ -58,7 +59,7 @@ from bookie_aio.wire.messages import (
 )
 from client_aio.core.liveness import PING_TIMEOUT_S, Liveness, Verdict, shifted
 from metadata.access.bookies import split_address
-from metadata.awake import awake_timeout
+from metadata.awake import LOOK_INTERVAL_S, Reading, awake_timeout
 from metadata.errors import (
     BookieError,
     BookieReadOnlyError,
@@ -210,8 +211,8 @@ class BookieConnection(asyncio.BufferedProtocol):
         self._write_all: GatheringWrite  # of that transport
         self._loop = asyncio.get_running_loop()
         self._time = self._loop.time
-        self._watch: asyncio.TimerHandle | None = None
-        self._is_greeted = False
+        self._watch: asyncio.TimerHandle | Reading | None = None
+        self._is_greeted = self._has_received = False  # the latter since something was over
         self.was_silent = False  # The connection ended since nothing came over it.
         self._liveness = Liveness(ping_timeout_s, self._time())
         self._socket: socket.socket | None = None
@@ -421,6 +422,7 @@ class BookieConnection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         self._parser.buffer_updated(nbytes)
+        self._has_received = True
         self._liveness.alive_at = self._time()
         parser = self._parser
         try:
@@ -526,30 +528,50 @@ class BookieConnection(asyncio.BufferedProtocol):
         return self._transport.get_write_buffer_size() + unacknowledged_bytes(self._socket)
 
     def _check_deadlines(self) -> None:
+        """Look at the requests and at the peer."""
         self._watch = None
         if not self._requests or self.error is not None:
             return
         now = self._time()
-        blocked_s = self._liveness.blocked_s(now)
-        if blocked_s:
-            # Our own loop did not run, so nobody has read the answers that may have come. They are read
-            # before anything is judged, and the requests get that time again.
+        excused_s = self._liveness.excused_s(now)
+        if excused_s:
+            # Our own loop did not run, so nobody has read the answers that may have come. The requests get
+            # that time again.
             for key, (on_answer, sent_at, due_at, op) in self._requests.items():
-                at = shifted(sent_at, blocked_s, now)
+                at = shifted(sent_at, excused_s, now)
                 self._requests[key] = on_answer, at, due_at + at - sent_at, op
             self._look_later(now)
+            return
+        self._release()
+        self._judge(now + (LOOK_INTERVAL_S if self._liveness.was_late else 0.0), is_read=False)
+
+    def _judge(self, until: float, *, is_read: bool) -> None:
+        """Judge the requests and the peer. What is over is judged again, once the answers that came are read.
+
+        Args:
+            until: read on until then, as long as anything comes: the buffers may hold more than a few reads
+                take.
+        """
+        self._watch = None
+        if not self._requests or self.error is not None:
+            return
+        now, has_received, self._has_received = self._time(), self._has_received, False
+        waiting_since = next(iter(self._requests.values()))[1]
+        # Long polls and adds have other timeouts: the oldest request need not be the first that is due.
+        overdue = [(key, request) for key, request in self._requests.items() if request[2] < now]
+        verdict = self._liveness.judge(now, waiting_since, self._unsent_bytes()) if not overdue else None
+        is_over = verdict is None or (verdict is Verdict.GONE and self._is_greeted)
+        if is_over and (not is_read or (has_received and now < until)):
+            self._watch = Reading(partial(self._judge, until, is_read=True))
             return
         error: BookKeeperError = OperationTimeoutError(
             f"bookie {self.bookie_id} did not answer in time", bookie_id=self.bookie_id
         )
-        # Long polls and adds have other timeouts: the oldest request need not be the first that is due.
-        overdue = [(key, request) for key, request in self._requests.items() if request[2] < now]
         if any(sent_at > self._liveness.alive_at for _, (_, sent_at, _, _) in overdue):
             self._end(error)
             return
-        self._release()
-        waiting_since = next(iter(self._requests.values()))[1]
-        verdict = self._liveness.judge(now, waiting_since, self._unsent_bytes())
+        if verdict is None:
+            verdict = self._liveness.judge(now, waiting_since, self._unsent_bytes())
         if verdict is Verdict.GONE and self._is_greeted:
             self.was_silent = True
             self._end(

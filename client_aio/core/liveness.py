@@ -8,11 +8,12 @@ things are no silence of the peer:
 - nothing is outstanding: the peer has nothing to say;
 - our own event loop did not run: the answers wait in the system's buffers, and nobody has read them.
 
-The third is seen at a timer that fires late. The time by which it is late counts for no deadline. The look at
-which this is noticed judges nothing: the answers that wait are read first.
+The third is seen at a timer that fires late. `metadata.awake` has the two rules for it. The longest
+standstill of some looks in a row counts for no deadline. What is over is judged after the answers that wait
+are read.
 
 `Patience` is the deadline of work that many bookies do together. It is given the time of an `AwakeClock`,
-which keeps the same rule (`metadata.awake`).
+which keeps the same rules.
 
 Owns the decisions. Does not own the clock, the timer nor the connection. All times are of the caller's clock.
 """
@@ -21,7 +22,7 @@ from __future__ import annotations
 
 import enum
 
-from metadata.awake import LATE_S, LOOK_INTERVAL_S
+from metadata.awake import LATE_S, LOOK_INTERVAL_S, Standstills
 
 PING_AFTER_S = 0.5
 """A connection with outstanding requests sends a PING when nothing has come for this time."""
@@ -41,23 +42,26 @@ class Verdict(enum.Enum):
     GONE = "gone"
 
 
-def shifted(at: float, blocked_s: float, now: float) -> float:
+def shifted(at: float, excused_s: float, now: float) -> float:
     """Return a time moved forward by the time since then for which our own loop did not run."""
-    return at + min(blocked_s, now - at)
+    return at + min(excused_s, now - at)
 
 
 class Patience:
     """The deadline of something that should make progress, and is looked at again and again.
 
-    Without a look for the whole timeout nobody has waited, and the time begins again.
+    Args:
+        may_rest: looks are made only while somebody waits. Without a look for the whole timeout nobody has
+            waited, and the time begins again.
     """
 
-    __slots__ = ("_asked_at", "_progress", "_since", "_timeout_s")
+    __slots__ = ("_asked_at", "_may_rest", "_progress", "_since", "_timeout_s")
 
-    def __init__(self, timeout_s: float) -> None:
+    def __init__(self, timeout_s: float, *, may_rest: bool = False) -> None:
         self._timeout_s = timeout_s
+        self._may_rest = may_rest
         self._since = self._asked_at = float("-inf")
-        self._progress: object = None
+        self._progress: object = self  # A first look finds progress.
 
     def is_over(self, now: float, progress: object) -> bool:
         """Return whether there has been no progress for the whole timeout.
@@ -66,7 +70,8 @@ class Patience:
             now: by a clock that stands still while our own event loop does.
             progress: another value than at the last look is progress.
         """
-        if progress != self._progress or now > self._asked_at + self._timeout_s:
+        has_rested = self._may_rest and now > self._asked_at + self._timeout_s
+        if progress != self._progress or has_rested:
             self._since, self._progress = now, progress
         self._asked_at = now
         return now > self._since + self._timeout_s
@@ -81,16 +86,23 @@ class Liveness:
 
     Attributes:
         alive_at: when the peer last gave a sign of life. The caller sets it when bytes come.
+        was_late: whether our own loop stood still before the last look.
     """
 
-    __slots__ = ("_due_at", "_pinged_at", "_timeout_s", "_unsent_bytes", "alive_at")
+    __slots__ = (
+        "_due_at", "_looked_at", "_pinged_at", "_standstills", "_timeout_s", "_unsent_bytes", "alive_at",
+        "was_late",
+    )  # fmt: skip
 
     def __init__(self, timeout_s: float, now: float) -> None:
         self.alive_at = now
         self._timeout_s = timeout_s
         self._pinged_at: float | None = None
         self._unsent_bytes = 0
+        self._standstills = Standstills()
+        self._looked_at = now
         self._due_at: float | None = None
+        self.was_late = False
 
     def begun(self, now: float) -> Verdict:
         """Judge at the first request of an idle connection, which may have been forgotten on the way."""
@@ -119,22 +131,23 @@ class Liveness:
             due = max(self.alive_at, waiting_since) + PING_AFTER_S
         else:
             due = max(self.alive_at, self._pinged_at) + self._timeout_s
+        self._looked_at = now
         self._due_at = min(now + LOOK_INTERVAL_S, max(due, now + 0.01))
         return self._due_at
 
-    def blocked_s(self, now: float) -> float:
-        """Return for how long our own loop was blocked at this look; then judge nothing, and look again."""
-        late_s = 0.0 if self._due_at is None else now - self._due_at
+    def excused_s(self, now: float) -> float:
+        """Note a look; return the time to excuse, in which our own loop stood still. Then look again."""
+        self.was_late = self._due_at is not None and now - self._due_at >= LATE_S
         self._due_at = None
-        if late_s < LATE_S:
-            return 0.0
-        self.alive_at = shifted(self.alive_at, late_s, now)
-        if self._pinged_at is not None:
-            self._pinged_at = shifted(self._pinged_at, late_s, now)
-        return late_s
+        excused_s = self._standstills.look(now - self._looked_at if self.was_late else 0.0)
+        if excused_s:
+            self.alive_at = shifted(self.alive_at, excused_s, now)
+            if self._pinged_at is not None:
+                self._pinged_at = shifted(self._pinged_at, excused_s, now)
+        return excused_s
 
     def judge(self, now: float, waiting_since: float, unsent_bytes: int) -> Verdict:
-        """Judge the peer of a connection with outstanding requests.
+        """Judge the peer of a connection with outstanding requests. Read what has come before it is ended.
 
         Args:
             waiting_since: when the oldest outstanding request was sent.

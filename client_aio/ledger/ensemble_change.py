@@ -27,7 +27,7 @@ from client_aio.core.ensemble_change import (
 )
 from client_aio.core.liveness import Patience
 from client_aio.core.quorum import indexes_of
-from metadata.awake import awake_timeout
+from metadata.awake import awake_timeout, until_read
 from metadata.errors import (
     BookKeeperError,
     InvalidTransitionError,
@@ -122,7 +122,7 @@ class EnsembleChangeTask(Generic[Token]):
         self._seated_at: dict[str, float] = {}  # when each bookie took its seat, by the loop's clock
         self._progress = asyncio.Event()
         self._is_finishing = asyncio.Event()
-        self._patience = Patience(context.config.ensemble_change_timeout_s)
+        self._patience = Patience(context.config.ensemble_change_timeout_s, may_rest=True)
         self._rolls: list[asyncio.Future[None]] = []
         self._later_rolls: list[asyncio.Future[None]] = []  # requested when a roll had begun
         self._task: OwnedTask | None = None
@@ -320,7 +320,7 @@ class EnsembleChangeTask(Generic[Token]):
             logger.warning("ledger=%d whether it exists: %s", ledger_id, error)
             # The read may take longer than a bookie counts as just seated. Then only this checks the timeout.
             if self._is_stuck:
-                self._check_patience(f"whether it exists cannot be asked: {error}")
+                await self._check_patience(f"whether it exists cannot be asked: {error}")
             return
         self._disowning.update(self._replicator.disowning)
 
@@ -405,16 +405,20 @@ class EnsembleChangeTask(Generic[Token]):
         window = self._replicator.window
         return window.is_frozen or not window.can_acknowledge
 
-    def _check_patience(self, why: str) -> None:
+    def _is_patience_over(self) -> bool:
+        return self._patience.is_over(self._context.clock.time(), self._replicator.window.lac)
+
+    async def _check_patience(self, why: str) -> None:
         """Raise NotEnoughBookiesError if the window has been stuck for too long."""
-        clock = self._context.clock
-        is_over = self._patience.is_over(clock.time(), self._replicator.window.lac)
-        if is_over and not clock.has_just_woken:
+        if not self._is_patience_over():
+            return
+        await until_read()
+        if self._is_patience_over():
             raise self._not_enough(why)
 
     async def _wait(self, is_frozen: bool) -> None:
         if is_frozen:
-            self._check_patience("no other bookie came up, and stayed, in time")
+            await self._check_patience("no other bookie came up, and stayed, in time")
         retry_s = self._context.config.replacement_retry_s
         waits = [
             asyncio.ensure_future(self._context.pool.directory.wait_for_change(retry_s)),

@@ -45,6 +45,7 @@ from client_aio.core.liveness import Patience
 from client_aio.core.quorum import can_acknowledge, carries_on, indexes_of
 from client_aio.ledger.ensemble_change import ChangesOwner, EnsembleChangeTask
 from client_aio.ledger.futures import fenced_by_term
+from metadata.awake import Reading, until_read
 from metadata.errors import (
     BookieReadOnlyError,
     BookieUnavailableError,
@@ -648,7 +649,7 @@ class CopiesWatch:
     ensemble change waits for the metadata store, which has timeouts of its own.
 
     Without guaranteed write quorum the window releases what is acknowledged. `StallWatch` ends a wait for
-    that.
+    that, and the wait for acknowledgements.
     """
 
     def __init__(self, replicator: Replicator[Any], timeout_s: float, clock: AwakeClock) -> None:
@@ -667,30 +668,41 @@ class CopiesWatch:
         Raises:
             NotEnoughBookiesError: no missing copy has come for the timeout. Nothing has failed by that.
         """
-        window, clock = self._replicator.window, self._clock
+        window = self._replicator.window
         room.clear()
         if not window.is_guaranteed:
             await room.wait()
             return
+        if self._is_over():
+            await until_read()
+            if self._is_over():
+                raise self._lacking()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._timeout_s / 4):
+                await room.wait()
+
+    def _is_over(self) -> bool:
+        window = self._replicator.window
         owed, ends = window.copies_owed, (window.lafr, window.lac)
         if ends != self._ends or owed < self._fewest_owed:
             self._ends, self._fewest_owed = ends, owed
         is_waiting = owed and window.lac == window.last_add_pushed
-        is_over = is_waiting and self._patience.is_over(clock.time(), (self._ends, self._fewest_owed))
-        if is_over and not clock.has_just_woken:
-            error = NotEnoughBookiesError(
-                f"entries {window.lafr + 1} to {window.lac} of ledger {window.ledger_id} are acknowledged, "
-                f"but for {self._timeout_s:g} s no copy has come of those that "
-                f"{self._replicator.describe_owing()} should have. "
-                "Bring it back, add a bookie in its place, or close(at_ack_quorum=True)",
-                ledger_id=window.ledger_id,
-                entry_id=window.lafr + 1,
-            )
-            error.outcome = ErrorOutcome.NOT_DONE  # The entries are acknowledged: only the call has failed.
-            raise error
-        with suppress(TimeoutError):
-            async with asyncio.timeout(self._timeout_s / 4):
-                await room.wait()
+        return bool(
+            is_waiting and self._patience.is_over(self._clock.time(), (self._ends, self._fewest_owed))
+        )
+
+    def _lacking(self) -> NotEnoughBookiesError:
+        window = self._replicator.window
+        error = NotEnoughBookiesError(
+            f"entries {window.lafr + 1} to {window.lac} of ledger {window.ledger_id} are acknowledged, "
+            f"but for {self._timeout_s:g} s no copy has come of those that "
+            f"{self._replicator.describe_owing()} should have. "
+            "Bring it back, add a bookie in its place, or close(at_ack_quorum=True)",
+            ledger_id=window.ledger_id,
+            entry_id=window.lafr + 1,
+        )
+        error.outcome = ErrorOutcome.NOT_DONE  # The entries are acknowledged: only the call has failed.
+        return error
 
 
 class StallWatch:
@@ -713,25 +725,36 @@ class StallWatch:
         self._timeout_s = timeout_s
         self._loop = asyncio.get_running_loop()
         self._patience = Patience(timeout_s)
+        self._timer: asyncio.TimerHandle | Reading
         self._look()
 
     def stop(self) -> None:
         """Stop watching."""
         self._timer.cancel()
 
+    def _is_over(self) -> bool:
+        reported = self._window.last_entry_reported
+        is_idle = reported == self._window.last_add_pushed
+        is_over = self._patience.is_over(self._clock.time(), None if is_idle else reported)
+        return is_over and not is_idle
+
     def _look(self) -> None:
-        window, clock = self._window, self._clock
-        reported = window.last_entry_reported
-        is_idle = reported == window.last_add_pushed
-        is_over = self._patience.is_over(clock.time(), None if is_idle else reported)
-        if is_over and not is_idle and not clock.has_just_woken:
-            self._on_stalled(
-                OperationTimeoutError(
-                    f"entry {reported + 1} of ledger {window.ledger_id} was not acknowledged by "
-                    f"{window.ack_quorum} bookies within {self._timeout_s:g} s",
-                    ledger_id=window.ledger_id,
-                    entry_id=reported + 1,
-                )
-            )
+        if self._is_over():
+            self._timer = Reading(self._judge)
+        else:
+            self._timer = self._loop.call_later(self._timeout_s / 4, self._look)
+
+    def _judge(self) -> None:
+        if not self._is_over():
+            self._look()
             return
-        self._timer = self._loop.call_later(self._timeout_s / 4, self._look)
+        window = self._window
+        reported = window.last_entry_reported
+        self._on_stalled(
+            OperationTimeoutError(
+                f"entry {reported + 1} of ledger {window.ledger_id} was not acknowledged by "
+                f"{window.ack_quorum} bookies within {self._timeout_s:g} s",
+                ledger_id=window.ledger_id,
+                entry_id=reported + 1,
+            )
+        )

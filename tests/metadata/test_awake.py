@@ -7,10 +7,27 @@ import time
 from functools import partial
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from metadata.awake import LOOK_INTERVAL_S, AwakeClock, Deadline, awake_timeout, awake_wait
+from metadata.awake import (
+    LOOK_INTERVAL_S,
+    LOOKS_PER_PERIOD,
+    AwakeClock,
+    Deadline,
+    Standstills,
+    awake_timeout,
+    awake_wait,
+)
+from tests.support.busyloop import BusyLoop, run_busy
 
 HANG_S = 30.0
+
+
+def latest_s(timeout_s: float, slice_s: float) -> float:
+    """Return when a timeout has ended in a loop of which no iteration takes longer than a slice."""
+    periods = 1 + timeout_s // ((LOOKS_PER_PERIOD - 1) * LOOK_INTERVAL_S)
+    return timeout_s + periods * (2 * slice_s + LOOK_INTERVAL_S) + 8 * slice_s
 
 
 def stand_still(seconds: float) -> None:
@@ -61,23 +78,30 @@ async def test_a_timeout_that_is_over_raises_and_says_so() -> None:
     assert scope.expired()
 
 
-async def test_a_clock_stands_still_with_its_loop_and_says_that_it_has_just_woken() -> None:
+async def test_a_clock_stands_still_with_its_loop() -> None:
     clock = AwakeClock()
     clock.start()
     try:
         await asyncio.sleep(0)
         begun = clock.time()
         stand_still(1.0)
-        assert clock.has_just_woken  # Before any timer has fired.
-        assert clock.time() - begun < 0.5
+        assert clock.time() - begun < LOOK_INTERVAL_S  # Before any timer has fired.
         await asyncio.sleep(0)
-        assert clock.has_just_woken
+        assert clock.time() - begun < LOOK_INTERVAL_S
         async with asyncio.timeout(HANG_S):
-            while clock.has_just_woken:  # noqa: ASYNC110
+            while clock.time() - begun < LOOK_INTERVAL_S:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
-        assert clock.time() - begun >= LOOK_INTERVAL_S
     finally:
         clock.stop()
+
+
+def test_the_longest_standstill_of_a_period_is_excused() -> None:
+    standstills = Standstills()
+    assert [standstills.look(each) for each in (0.5, 0.4, 12.0, 3.0)] == [0.5, 0.0, 11.5, 0.0]
+    assert standstills.excusable_s(13.0) == 1.0
+    for _ in range(4, LOOKS_PER_PERIOD):
+        standstills.look(0.0)
+    assert standstills.look(3.0) == 3.0
 
 
 async def test_a_deadline_that_passed_while_the_loop_stood_still_is_not_over() -> None:
@@ -100,9 +124,53 @@ async def test_a_deadline_is_shortened_and_never_made_longer() -> None:
         assert deadline.is_over
 
 
+async def test_a_deadline_that_is_shortened_behind_a_standstill_ends_in_that_time() -> None:
+    with Deadline(HANG_S) as deadline:
+        stand_still(1.0)
+        deadline.shorten(0.2)
+        assert 0.1 < deadline.left_s <= 0.2
+
+
 async def test_a_remainder_that_rounding_leaves_is_over() -> None:
     # At a large time of the loop, `end - now` may be positive and `now + (end - now)` be `now`.
     with Deadline(60.0) as deadline:
         deadline._ends_at = deadline.time() + 1e-9
         assert deadline.left_s == 0.0
-        assert deadline.is_over
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(st.floats(0.05, 1.0), min_size=1, max_size=8), st.floats(0.01, 6.0))
+def test_a_deadline_ends_in_a_loop_that_is_busy_all_the_time(slices: list[float], timeout_s: float) -> None:
+    """Each look is late there, so no deadline may wait for one that is on time."""
+    bound_s = latest_s(timeout_s, max(slices))
+
+    async def main(loop: BusyLoop) -> float:
+        working = asyncio.create_task(loop.work(slices, 2 * bound_s))
+        with pytest.raises(TimeoutError):
+            async with awake_timeout(timeout_s):
+                await asyncio.Event().wait()
+        ended_at = loop.time()
+        await working
+        return ended_at
+
+    assert timeout_s <= run_busy(main) <= bound_s
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(st.floats(0.05, 12.0), min_size=1, max_size=8), st.floats(0.01, 6.0), st.floats(0.0, 1.0))
+def test_no_deadline_ends_before_an_answer_is_read_that_came_in_time(
+    slices: list[float], timeout_s: float, share: float
+) -> None:
+    """The answer came in time by the real clock, and lies in the buffer while the loop computes."""
+
+    async def main(loop: BusyLoop) -> None:
+        working = asyncio.create_task(loop.work(slices, 100.0))
+        answer: asyncio.Future[None] = loop.create_future()
+        loop.come(loop.time() + share * timeout_s, partial(answer.set_result, None))
+        asking = asyncio.ensure_future(asyncio.wait([answer]))  # as a call is awaited, by a task of its own
+        async with awake_timeout(timeout_s):
+            await asyncio.wait([asking])
+        assert (await awake_wait([answer], timeout_s))[0]
+        working.cancel()
+
+    run_busy(main)

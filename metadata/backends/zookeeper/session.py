@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
 from aiozk import exc, protocol
 
-from metadata.awake import AwakeClock, awake_timeout
+from metadata.awake import AwakeClock, awake_timeout, until_read
 from metadata.owned_task import OwnedTask
 
 if TYPE_CHECKING:
@@ -138,6 +138,11 @@ class _Connection(asyncio.Protocol):
         self._pending: dict[int, tuple[int | None, float, asyncio.Future[Response]]] = {}
         self._unanswered: deque[float] = deque()  # when the handshake and the pings were sent
         self._xid = 0
+
+    @property
+    def waited_s(self) -> float:
+        """Return for how long nothing has come, with a send unanswered."""
+        return 0.0 if self.waiting_since is None else self._session.clock.time() - self.waiting_since
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # A cast, since uvloop's transports do not derive from asyncio's classes.
@@ -504,15 +509,15 @@ class Session:
 
     async def _watch_over(self, connection: _Connection) -> None:
         """Ping while idle; return when the connection is lost, or dropped as silent."""
-        loop, clock = asyncio.get_running_loop(), self.clock
-        patience_s = self.timeout_s / 3
+        loop, patience_s = asyncio.get_running_loop(), self.timeout_s / 3
         while not connection.lost.done():
-            now, since = loop.time(), connection.waiting_since
-            waited_s = 0.0 if since is None or clock.has_just_woken else clock.time() - since
+            since, waited_s = connection.waiting_since, connection.waited_s
             if waited_s >= patience_s:
-                connection.drop(f"no answer within {waited_s:.1f} s")
-                break
-            if now - connection.active_at >= patience_s / 2:
+                await until_read()
+                if connection.waiting_since == since:
+                    connection.drop(f"no answer within {waited_s:.1f} s")
+                continue
+            if loop.time() - connection.active_at >= patience_s / 2:
                 connection.send_raw(protocol.PingRequest().serialize(protocol.PING_XID))
             await asyncio.wait((connection.lost,), timeout=patience_s / 4)
         self.problems[connection.server] = connection.lost.result()

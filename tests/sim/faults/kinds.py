@@ -110,6 +110,27 @@ def pause(simulation: Simulation, fault: Fault) -> bool:
     return True
 
 
+@kind
+def busy(simulation: Simulation, fault: Fault) -> bool:
+    """A client computes in slices: it runs what is ready, and then stands still for a second at most."""
+    loop, process = simulation.loop, simulation.network.processes.get(fault.target)
+    if process is None or not process.is_alive or process.is_paused:
+        return False
+    ends_at, longest_s = loop.now + fault.lasts, 0.1 + 0.9 * fault.amount
+
+    def compute() -> None:
+        if process.is_alive and not process.is_paused and loop.now < ends_at and not simulation.is_healed:
+            loop.pause(process)
+            simulation.after(simulation.fault_rng.uniform(0.05, longest_s), go_on)
+
+    def go_on() -> None:
+        loop.resume(process)
+        simulation.after(0.0, compute)  # behind all that is ready
+
+    compute()
+    return True
+
+
 _OWNED = (
     "ensemble change of", "look at ledger", "healing of", "rolls of log", "bookie directory",
     "orders to bookies", "metadata of ledger",

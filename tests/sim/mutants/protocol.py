@@ -241,25 +241,27 @@ MUTANTS = [
     ),
     Mutant(
         128, "a close fails for want of copies that have come, while an ensemble change is written",
-        (Edit("client_aio.ledger.replication:CopiesWatch.wait", "owed and window.lac", "window.lac"),
-         Edit("client_aio.ledger.replication:CopiesWatch.wait",
+        (Edit("client_aio.ledger.replication:CopiesWatch._is_over", "owed and window.lac", "window.lac"),
+         Edit("client_aio.ledger.replication:CopiesWatch._is_over",
               "(self._ends, self._fewest_owed))", "self._ends)"),),
         tests=("tests/sim/test_sim_schedules.py::"
                "test_a_close_does_not_fail_for_want_of_copies_that_have_come",),
     ),
     Mutant(
         129, "the time in which a client's own loop stood still counts for the deadlines of the metadata",
-        (Edit("metadata.awake:AwakeClock._late_s", "if late_s >= LATE_S", "if False"),),
+        (Edit("metadata.awake:AwakeClock._stood_s", "if now - self._due_at >= LATE_S", "if False"),
+         Edit("metadata.awake:Reading.__init__", "self._left = _READING_ITERATIONS", "self._left = 1")),
         ("own-blocking",),
     ),
     Mutant(
         130, "the time in which a client stood still makes its log's appends overdue",
-        (Edit("client_aio.healing:Healing.watch_ages", "clock.time()", "self._loop.time()"),),
+        (Edit("client_aio.healing:Healing._is_overdue", "self._context.clock.time()", "self._loop.time()"),),
         tests=("tests/client_aio/test_client_healing_shell.py", "-k", "stood_still"),
     ),
     Mutant(
         131, "a ledger begins without bookies whose answers its client has not read",
-        (Edit("metadata.awake:Deadline.left_s", "woke_at + LOOK_INTERVAL_S", "0.0"),),
+        (Edit("metadata.awake:AwakeClock._stood_s", "return now - self._looked_at",
+              "return now - self._due_at"),),
         tests=("tests/metadata/test_awake.py",),
     ),
     Mutant(
@@ -275,7 +277,7 @@ MUTANTS = [
     ),
     Mutant(
         134, "copies count against the fewest missing before their entries were acknowledged",
-        (Edit("client_aio.ledger.replication:CopiesWatch.wait",
+        (Edit("client_aio.ledger.replication:CopiesWatch._is_over",
               "ends != self._ends", "ends[0] != self._ends[0]"),),
         tests=("tests/sim/test_sim_schedules.py::"
                "test_a_close_does_not_fail_for_want_of_copies_that_have_come",),
@@ -295,5 +297,22 @@ MUTANTS = [
         137, "a takeover does not ask a bookie again that has come back",
         (Edit("client_aio.ledger.recovery:_Reach.ask", "for seat in silent}", "for seat in ()}"),),
         tests=("tests/integration/test_hung_bookies.py", "-k", "waits_for_no_bookie"),
+    ),
+    Mutant(
+        505, "a deadline waits for a look that is on time",
+        (Edit("metadata.awake:Standstills.excusable_s", "max(0.0, stood_s - self._longest_s)", "stood_s"),
+         Edit("metadata.awake:Standstills.look", "self._longest_s += excused_s", "pass")),
+        ("busy-loop",),
+    ),
+    Mutant(
+        506, "a deadline ends before the answers that have come are read",
+        (Edit("metadata.awake:Reading.__init__", "self._left = _READING_ITERATIONS", "self._left = 1"),),
+        tests=("tests/metadata/test_awake.py", "-k", "came_in_time"),
+    ),
+    Mutant(
+        507, "a request ends before an answer that many reads take is read",
+        (Edit("client_aio.bookies.connection:BookieConnection._judge",
+              "or (has_received and now < until)", ""),),
+        tests=("tests/client_aio/test_client_busy_loop.py", "-k", "many_reads"),
     ),
 ]  # fmt: skip

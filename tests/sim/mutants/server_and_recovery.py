@@ -177,7 +177,10 @@ MUTANTS = [
     ),
     Mutant(
         81, "time in which the client's own loop did not run counts for its deadlines",
-        (Edit("client_aio.core.liveness:Liveness.blocked_s", "if late_s < LATE_S:", "if True:"),),
+        (Edit("client_aio.core.liveness:Liveness.excused_s",
+              "now - self._looked_at if self.was_late else 0.0", "0.0"),
+         Edit("client_aio.bookies.connection:BookieConnection._check_deadlines",
+              "is_read=False", "is_read=True")),
         ("own-blocking",),
     ),
     Mutant(

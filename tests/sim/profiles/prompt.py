@@ -14,12 +14,14 @@ ROLES = (prompt.prompt_writer, prompt.prompt_tailer, prompt.prompt_recoverer)
 """What these profiles are played by."""
 
 
-def _writer(draw: Draw, sizes: tuple[int, int, int], *, blames_nobody: bool, closes: bool) -> str:
+def _writer(
+    draw: Draw, sizes: tuple[int, int, int], *, blames_nobody: bool, closes: bool, ends: bool = False
+) -> str:
     rng = draw.rng
     quorums = dict(zip(("ensemble_size", "write_quorum", "ack_quorum"), sizes, strict=True))
     return draw.actor(
         "prompt_writer", rng.uniform(0.0, 0.5), quorums=quorums, blames_nobody=blames_nobody, closes=closes,
-        entries=rng.choice((10, 60)), gap=rng.choice((0.05, 0.2)), bytes=rng.choice((20, 1200)),
+        entries=rng.choice((10, 60)), gap=rng.choice((0.05, 0.2)), bytes=rng.choice((20, 1200)), ends=ends,
     )  # fmt: skip
 
 
@@ -58,4 +60,19 @@ def own_blocking(draw: Draw) -> Plan:
             continue
         for _ in range(rng.choice((1, 2, 3))):
             draw.fault("pause", writer, lasts=rng.choice((rng.uniform(0.3, 4.0), rng.uniform(10.0, 14.0))))
+    return draw.plan(power_cut_at_end=False)
+
+
+@profile
+def busy_loop(draw: Draw) -> Plan:
+    """Clients compute in slices all the time. Nobody is blamed who answers, and what hangs ends an add."""
+    rng = draw.rng
+    draw.duration = 40.0
+    draw.bookies, draw.dishonest = draw.bookies[:3], "b1"
+    hung = rng.sample(draw.bookies, rng.choice((0, 1, 2)))
+    writer = _writer(draw, (3, 3, 2), blames_nobody=not hung, closes=True, ends=True)
+    draw.fault("busy", writer, at=rng.uniform(1.5, 2.5), lasts=draw.duration, amount=rng.random())
+    begin = rng.uniform(3.0, 8.0)
+    for bookie_id in hung:
+        draw.fault("pause", bookie_id, at=begin, lasts=rng.uniform(26.0, 30.0))
     return draw.plan(power_cut_at_end=False)

@@ -22,13 +22,18 @@ _TAIL_S = 4.0
 bookie after one more."""
 _RECOVERY_S = 0.5
 """Less than any timeout of a client here."""
+_ADD_S = 20.0
+"""The longest timeout of an add is 8 s. A loop that is late at each look may need twice that."""
 _NOTICED_S = 0.3
 """From a bookie's registration to a client's sight of it."""
 
 
 @role
 async def prompt_writer(simulation: Simulation, actor: Actor, client: Client) -> None:
-    """Add to one ledger after another; with `blames_nobody`, no bookie may count as failed."""
+    """Add to one ledger after another; with `blames_nobody`, no bookie may count as failed.
+
+    With `ends`, each add is acknowledged or fails in time.
+    """
     rng = random.Random(f"{simulation.plan.seed}/{actor.name}/writer")
     settings, history = actor.settings, simulation.history
     # A bookie that has not started is rightly left out of a ledger.
@@ -53,6 +58,9 @@ async def prompt_writer(simulation: Simulation, actor: Actor, client: Client) ->
                 if settings["blames_nobody"] and blamed:
                     text = f"{actor.name} has stood still, and blames {', '.join(sorted(blamed))}"
                     history.fail("NobodyIsBlamed", text)
+                if settings.get("ends"):
+                    await asyncio.wait([future])
+                    _check_end(simulation, actor.name, sent_at[len(sent_at) - 1])
                 await future
             if settings["closes"]:
                 await ledger.close()
@@ -67,6 +75,12 @@ async def prompt_writer(simulation: Simulation, actor: Actor, client: Client) ->
                 history.fail("NobodyIsBlamed", text)
             history.note(actor.name, f"writing ledger {ledger.ledger_id} ended:", repr(error))
             await ledger.abort()
+
+
+def _check_end(simulation: Simulation, who: str, sent_at: float) -> None:
+    took_s = simulation.loop.now - sent_at
+    text = f"an add of {who} was under way for {took_s:.1f} s"
+    simulation.history.require(took_s <= _ADD_S, "DeadlinesEnd", lambda: text)
 
 
 @role
