@@ -384,12 +384,16 @@ class AddWindow(Generic[Token]):
                 owing |= batch.mask & ~batch.acks
         return owing
 
-    @property
-    def copies_owed(self) -> int:
-        """Return how many copies of retained batches are missing. Zero while frozen: a change waits for the
-        metadata store alone."""
+    def copies_owed(self, last_entry: int) -> int:
+        """Return how many copies are missing of retained batches, up to the group of an entry.
+
+        Zero while frozen: a change waits for the metadata store alone.
+        """
         return sum(
-            (batch.mask & ~batch.acks).bit_count() for group in self._retained for batch in group.batches
+            (batch.mask & ~batch.acks).bit_count()
+            for group in self._retained
+            if group.first_entry <= last_entry
+            for batch in group.batches
         )
 
     @property

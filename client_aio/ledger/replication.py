@@ -643,6 +643,10 @@ class Replication(Generic[Token]):
 class CopiesWatch:
     """The timeout of acknowledged entries that wait for their last copies (guaranteed write quorum, rule 11).
 
+    It is about the entries that were outstanding when a wait began, up to `_target`. Other tasks may go on
+    adding: what becomes of their entries is no progress of these. A later wait is about the same entries
+    until they have all copies, since they are outstanding for it too.
+
     Every copy that comes is progress: the LAFR itself does not move during an ensemble change. A bookie that
     comes and goes makes progress only when fewer copies are missing than ever before. The count begins anew
     with each LAC: newly acknowledged entries are owed copies of their own. Where no copy is missing, an
@@ -657,6 +661,7 @@ class CopiesWatch:
         self._timeout_s = timeout_s
         self._clock = clock
         self._patience = Patience(timeout_s)
+        self._target = NO_ENTRY
         self._ends, self._fewest_owed = (NO_ENTRY, NO_ENTRY), 0  # LAFR and LAC at the last look
 
     async def wait(self, room: asyncio.Event) -> None:
@@ -683,10 +688,12 @@ class CopiesWatch:
 
     def _is_over(self) -> bool:
         window = self._replicator.window
-        owed, ends = window.copies_owed, (window.lafr, window.lac)
+        if window.lafr >= self._target:
+            self._target = window.last_add_pushed
+        owed, ends = window.copies_owed(self._target), (window.lafr, min(window.lac, self._target))
         if ends != self._ends or owed < self._fewest_owed:
             self._ends, self._fewest_owed = ends, owed
-        is_waiting = owed and window.lac == window.last_add_pushed
+        is_waiting = owed and window.lac >= self._target
         return bool(
             is_waiting and self._patience.is_over(self._clock.time(), (self._ends, self._fewest_owed))
         )
@@ -694,7 +701,7 @@ class CopiesWatch:
     def _lacking(self) -> NotEnoughBookiesError:
         window = self._replicator.window
         error = NotEnoughBookiesError(
-            f"entries {window.lafr + 1} to {window.lac} of ledger {window.ledger_id} are acknowledged, "
+            f"entries {window.lafr + 1} to {self._target} of ledger {window.ledger_id} are acknowledged, "
             f"but for {self._timeout_s:g} s no copy has come of those that "
             f"{self._replicator.describe_owing()} should have. "
             "Bring it back, add a bookie in its place, or close(at_ack_quorum=True)",

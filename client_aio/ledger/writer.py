@@ -154,6 +154,7 @@ class LedgerWriter(ClosesOnExit):
         # Gets what is outstanding when the writer fails; without it the futures fail.
         self._on_dropped: Callable[[Outstanding[Token]], None] | None = None
         self._is_closing = False
+        self._closes = 0  # calls that wait for the last adds
         self._has_closed = False  # this writer has closed the ledger, and not found it closed
         self._was_idle = False  # fenced by a bookie while every add had been acknowledged
         self._order: EntryOrder[_Given] | None = EntryOrder() if options.advanced else None
@@ -277,8 +278,8 @@ class LedgerWriter(ClosesOnExit):
 
     @property
     def is_closed(self) -> bool:
-        """Return whether the handle takes no more adds."""
-        return self._is_closing or self._failure is not None
+        """Return whether the handle takes no adds; a close under way may yet fail, and leave it open."""
+        return self._is_closing or self._closes > 0 or self._failure is not None
 
     @property
     def failed_bookies(self) -> list[str]:
@@ -400,6 +401,8 @@ class LedgerWriter(ClosesOnExit):
                 ledger_id=self.ledger_id,
             )
         check_entries(entries)
+        if self._closes:
+            raise _closed(self.ledger_id)
         try:
             async with self._waiting.turn():
                 self._is_direct, losses = False, self._intake.losses
@@ -425,7 +428,8 @@ class LedgerWriter(ClosesOnExit):
         Raises:
             BookKeeperError: the writer's first failure.
             NotEnoughBookiesError: with guaranteed write quorum, a bookie lacks acknowledged entries, and no
-                copy has come for `add_quorum_timeout_s`. The message names it. The writer goes on.
+                copy has come for `add_quorum_timeout_s` of those added before. The message names it. The
+                writer goes on.
         """
         while self._failure is None and self.bytes_in_flight > self._config.max_in_flight_bytes:
             self._context.check_loop()
@@ -467,9 +471,9 @@ class LedgerWriter(ClosesOnExit):
     async def close(self, *, at_ack_quorum: bool = False) -> LedgerMetadata:
         """Flush, and close the ledger for ever behind its last entry. Calling it again does nothing.
 
-        With deferred sync this forces. With guaranteed write quorum it waits until every entry has reached
-        its whole write set. Adds behind a gap in the ids fail. Cancellation leaves the ledger OPEN or CLOSED;
-        a recovery decides which.
+        Adds made while this waits are refused; an `add_entries` under way may go on. Adds behind a gap in the
+        ids fail. With deferred sync this forces. With guaranteed write quorum it waits until every entry has
+        reached its whole write set. Cancellation leaves the ledger OPEN or CLOSED; a recovery decides which.
 
         Args:
             at_ack_quorum: with guaranteed write quorum, do not wait for more than Qa copies of each entry.
@@ -479,8 +483,8 @@ class LedgerWriter(ClosesOnExit):
             BookKeeperError: the first failure of an add; the ledger then stays OPEN for recovery.
             LedgerFencedError: another client took the ledger over.
             NotEnoughBookiesError: with guaranteed write quorum, a bookie lacks acknowledged entries, and no
-                copy has come for `add_quorum_timeout_s`. The message names it. The ledger is OPEN, and may be
-                closed again.
+                copy has come for `add_quorum_timeout_s`. The message names it. The ledger is OPEN, takes
+                adds, and may be closed again.
         """
         self._context.check_loop()
         return await self._close(self._close_metadata, at_ack_quorum=at_ack_quorum)
@@ -493,9 +497,14 @@ class LedgerWriter(ClosesOnExit):
             return self._held.current
         try:
             if not self._is_closing:
-                await self._settle(at_ack_quorum)
-                self._is_closing, self._is_direct = True, False
-                self._refuse_behind_gap()
+                self._closes, self._is_direct = self._closes + 1, False
+                try:
+                    await self._settle(at_ack_quorum)
+                    self._is_closing = True
+                    self._refuse_behind_gap()
+                finally:
+                    self._closes -= 1
+                    self._all_taken()  # Where the close has failed, the writer goes on.
             await self._changes.finish()
         except LedgerFencedError:
             if not self._was_idle:
@@ -517,7 +526,7 @@ class LedgerWriter(ClosesOnExit):
         return self._held.current
 
     async def _settle(self, at_ack_quorum: bool) -> None:
-        """Wait until no add is in flight, including adds that come while this waits (rules 10 and 11).
+        """Wait until no add is in flight, including those of a bulk under way (rules 10 and 11).
 
         No add is in flight on return, until the caller awaits again. With `at_ack_quorum` acknowledged
         entries may wait for their last copies.
@@ -601,10 +610,9 @@ class LedgerWriter(ClosesOnExit):
     def _add_run(self, payloads: Sequence[bytes], add: AnyAdd) -> None:
         """Refuse the entries of one add, take them, or have them wait behind others."""
         if self.is_closed:
-            closed = LedgerClosedError(f"ledger {self.ledger_id} is closed", ledger_id=self.ledger_id)
             if self._failure is not None:
                 self._was_told, self._was_idle = bool(self.told_failures), False
-            self._of_batches = [*self._of_batches, *fail_all([add], self._failure or closed)]
+            self._of_batches = [*self._of_batches, *fail_all([add], self._failure or _closed(self.ledger_id))]
             return
         check_room(self, f"ledger {self.ledger_id}", self.ledger_id)
         if self._waiting.must_hold(payloads):
@@ -654,7 +662,7 @@ class LedgerWriter(ClosesOnExit):
             raise self._failure.with_traceback(None)
         self._intake.check(losses)
         if self._is_closing:
-            raise LedgerClosedError(f"ledger {self.ledger_id} is closed", ledger_id=self.ledger_id)
+            raise _closed(self.ledger_id)
         self._intake.put(data, None)
         taken += len(data) + ENTRY_OVERHEAD_BYTES
         if taken < _BULK_TURN_BYTES:
@@ -782,3 +790,7 @@ class LedgerWriter(ClosesOnExit):
         self._fail(error)
         self._was_idle = False  # The metadata have decided: a further call fails too.
         raise error
+
+
+def _closed(ledger_id: int) -> LedgerClosedError:
+    return LedgerClosedError(f"ledger {ledger_id} is closed", ledger_id=ledger_id)

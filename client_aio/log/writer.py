@@ -110,6 +110,7 @@ class LogWriter(ClosesOnExit):
         self._roller: Roller | None = None
         self._rolls = 0  # of former rollers, and by healing
         self._is_closing = False
+        self._closes = 0  # calls that wait for the last records, or have begun to close
         self._is_closed = False
         # The last record acknowledged in a ledger before the current one:
         self._before: Position | None = None
@@ -172,8 +173,8 @@ class LogWriter(ClosesOnExit):
 
     @property
     def is_closed(self) -> bool:
-        """Return whether the handle takes no more records."""
-        return self._is_closing or self._healer.failure is not None
+        """Return whether the handle takes no records; a close under way may yet fail, and leave it open."""
+        return self._closes > 0 or self._healer.failure is not None
 
     @property
     def told_failures(self) -> tuple[BookKeeperError, ...]:
@@ -211,14 +212,14 @@ class LogWriter(ClosesOnExit):
                 sent.
             BackpressureError: more than four times `max_in_flight_bytes` are in flight. Nothing was sent.
         """
-        if self._healer.is_holding or self._is_closing or self._waiting.is_busy:
+        if self._healer.is_holding or self._closes or self._waiting.is_busy:
             self._context.check_loop()
             if not isinstance(data, (bytes, bytearray, memoryview)):
                 raise InvalidArgumentError(f"a record is bytes, not {type(data).__name__}")
             data = bytes(data)
             self.current.check_size(data)
             future: asyncio.Future[Position] = self._loop.create_future()
-            self._healer.put((data,), future, is_closing=self._is_closing)
+            self._healer.put((data,), future, is_closing=self._closes > 0)
             return future
         return self.current.append(data)
 
@@ -250,7 +251,7 @@ class LogWriter(ClosesOnExit):
         self._context.check_loop()
         payloads = as_batch(records, self._context.config.entry_bytes_max, None)
         future: asyncio.Future[tuple[Position, Position]] = self._loop.create_future()
-        self._healer.put(payloads, BatchAdd(future, len(payloads)), is_closing=self._is_closing)
+        self._healer.put(payloads, BatchAdd(future, len(payloads)), is_closing=self._closes > 0)
         return future
 
     async def drain(self) -> None:
@@ -311,8 +312,8 @@ class LogWriter(ClosesOnExit):
     async def close(self, *, at_ack_quorum: bool = False) -> None:
         """Flush, and close the log's last ledger. Calling it again does nothing.
 
-        A writer that heals has `append_timeout_s` to close. Cancelling leaves the ledger OPEN or CLOSED; the
-        next takeover of the log closes it.
+        Records appended while this waits are refused. A writer that heals has `append_timeout_s` to close.
+        Cancelling leaves the ledger OPEN or CLOSED; the next takeover of the log closes it.
 
         Args:
             at_ack_quorum: with guaranteed write quorum, do not wait for more than Qa copies of each record.
@@ -329,9 +330,12 @@ class LogWriter(ClosesOnExit):
         self._context.check_loop()
         if self._is_closed:
             return
-        await self.flush()
-        while self._waiting:  # Records may have been appended meanwhile.
+        self._closes += 1
+        try:
             await self.flush()
+        except BaseException:
+            self._closes -= 1
+            raise
         self._is_closing = True
         while not self._is_closed:
             await self._healer.until_healed()
@@ -365,7 +369,7 @@ class LogWriter(ClosesOnExit):
         self._context.check_loop()
         if self._is_closed:
             return
-        self._is_closing = True
+        self._is_closing, self._closes = True, self._closes + 1
         error = WriterAbortedError(f"the writer of log {self.name!r} was aborted", ledger_id=self.ledger_id)
         self.current.fail(error)
         self._healer.end(error)

@@ -177,7 +177,7 @@ class UnboundedLedgerWriter(LedgerWriter):
     def _check_writes(self) -> None:
         if self._failure is not None:
             raise self._failure.with_traceback(None)
-        if self._is_closing:
+        if self.is_closed:
             raise LedgerClosedError(f"ledger {self.ledger_id} is closed", ledger_id=self.ledger_id)
 
     async def trim(self, before_entry: SupportsIndex) -> int:

@@ -223,3 +223,18 @@ async def test_leaving_raises_a_failure_that_nobody_was_told_of_and_no_other(clu
             with pytest.raises(client_aio.LogFencedError):
                 await log.append(b"behind the end of the ledger")
         assert [record async for record in client.read_log("left")] == []
+
+
+async def test_a_close_takes_no_records_while_it_waits(cluster: Cluster) -> None:
+    async with client_aio.connect(cluster.uri) as client, asyncio.timeout(WAIT_S):
+        log = await client.open_log("a")
+        first, batch = log.append(b"before"), log.append_batch([b"these", b"too"])
+        closing = asyncio.create_task(log.close())
+        await asyncio.sleep(0)
+        assert not first.done()
+        with pytest.raises(client_aio.LedgerClosedError):
+            await log.append(b"late")
+        with pytest.raises(client_aio.LedgerClosedError):
+            await log.append_batch([b"later"])
+        await asyncio.gather(first, batch, closing)
+        assert [record.data async for record in client.read_log("a")] == [b"before", b"these", b"too"]

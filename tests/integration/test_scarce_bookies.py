@@ -326,8 +326,12 @@ async def test_waits_for_the_last_copies_end_at_a_deadline(cluster: Cluster) -> 
                 await ledger.add_entry(b"x" * 1000)
             with pytest.raises(client_aio.NotEnoughBookiesError, match=r"entries 1 to 30 .* b3"):
                 await ledger.drain()
+            closing = asyncio.create_task(ledger.close())
+            await asyncio.sleep(0)
+            with pytest.raises(client_aio.LedgerClosedError):
+                await ledger.add_entry(b"while it closes")
             with pytest.raises(client_aio.NotEnoughBookiesError, match="at_ack_quorum"):
-                await ledger.close()
+                await closing
             await ledger.add_entry(b"the writer goes on")
             metadata = await ledger.close(at_ack_quorum=True)
         assert (metadata.state.name, metadata.last_entry) == ("CLOSED", 31)

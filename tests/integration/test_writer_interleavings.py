@@ -42,18 +42,19 @@ async def test_an_add_behind_a_bulk_is_in_the_closed_ledger_or_fails(tmp_path: P
             bookie.stop()  # so that nothing is acknowledged before the close has begun
         bulk = asyncio.create_task(ledger.add_entries(entries()))
         await is_taken.wait()
-        acknowledged, closing = asyncio.create_task(ledger.flush()), asyncio.create_task(ledger.close())
-        await asyncio.sleep(0)  # it waits for the bulk's first entry; nobody has to wait for the bulk yet
         behind = ledger.add_entry(b"behind the bulk")
+        acknowledged, closing = asyncio.create_task(ledger.flush()), asyncio.create_task(ledger.close())
+        await asyncio.sleep(0)
         for bookie in cluster.bookies.values():
             bookie.resume()
-        await until_done(acknowledged)
         for _ in range(10):  # to let the close go on, if it does
             await asyncio.sleep(0)
+        late = ledger.add_entry(b"while it closes")
         go_on.set()
-        end, bulk_result, behind_result = await until_done(closing, bulk, behind)
+        end, bulk_result, behind_result, _ = await until_done(closing, bulk, behind, acknowledged)
         assert (bulk_result, behind_result) == ((0, 1), 2)
         assert end.last_entry == 2
+        assert isinstance(late.exception(), client_aio.LedgerClosedError)
 
 
 async def test_entries_before_the_one_that_an_iterable_could_not_give_are_sent(tmp_path: Path) -> None:
@@ -89,7 +90,7 @@ async def test_a_bulk_makes_room_for_itself_alone(tmp_path: Path) -> None:
             assert (await ledger.close()).last_entry == 54
 
 
-async def test_a_close_forces_what_was_added_while_it_forced(tmp_path: Path) -> None:
+async def test_a_close_takes_no_adds_while_it_forces(tmp_path: Path) -> None:
     async with (
         Cluster(tmp_path) as cluster,
         Links(cluster.uri) as links,
@@ -100,11 +101,12 @@ async def test_a_close_forces_what_was_added_while_it_forced(tmp_path: Path) -> 
         held = [links["writer", name].answers.hold(Op.FORCE) for name in cluster.bookies]
         closing = asyncio.create_task(ledger.close())
         await asyncio.gather(*(answer.reached() for answer in held))
-        late = ledger.add_entry(b"while it forces")
+        late = [ledger.add_entry(b"while it forces"), asyncio.ensure_future(ledger.add_entries([b"too"]))]
         for answer in held:
             answer.release()
-        end, late_result = await until_done(closing, late)
-        assert (late_result, end.last_entry) == (1, 1)
+        end, *refused = await until_done(closing, *late)
+        assert end.last_entry == 0
+        assert [type(each) for each in refused] == 2 * [client_aio.LedgerClosedError]
 
 
 async def test_entries_that_trickle_into_a_bulk_are_sent_as_they_come(tmp_path: Path) -> None:

@@ -315,4 +315,15 @@ MUTANTS = [
               "or (has_received and now < until)", ""),),
         tests=("tests/client_aio/test_client_busy_loop.py", "-k", "many_reads"),
     ),
+    Mutant(
+        508, "entries that others add are progress of a wait for copies",
+        (Edit("client_aio.ledger.replication:CopiesWatch._is_over",
+              "min(window.lac, self._target)", "window.lac"),),
+        tests=("tests/client_aio/test_client_copies.py",),
+    ),
+    Mutant(
+        509, "a close takes the adds that come while it waits",
+        (Edit("client_aio.ledger.writer:LedgerWriter.is_closed", " or self._closes > 0", ""),),
+        tests=("tests/integration/test_writer_interleavings.py", "-k", "takes_no_adds"),
+    ),
 ]  # fmt: skip
