@@ -25,7 +25,7 @@ import logging
 from bisect import bisect_left
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeGuard, TypeVar
 
 from bookie_aio.wire.messages import (
     Add,
@@ -133,8 +133,12 @@ class AddTimes:
         self._length = length
 
 
+def _is_pending(future: asyncio.Future[None] | None) -> TypeGuard[asyncio.Future[None]]:
+    return future is not None and not future.done()
+
+
 class _Seat:
-    __slots__ = ("add", "bookie_id", "bytes_owed", "connection", "failure", "token")
+    __slots__ = ("add", "bookie_id", "bytes_owed", "connection", "failure", "forcing", "token")
 
     def __init__(
         self, bookie_id: str, connection: BookieConnection | None, token: bytes | None, add: PreparedRequest
@@ -145,6 +149,7 @@ class _Seat:
         self.add = add
         self.bytes_owed = 0
         self.failure: BookKeeperError | None = None
+        self.forcing: asyncio.Future[None] | None = None  # the last force, done when it is answered
 
 
 class Replicator(Generic[Token]):
@@ -304,14 +309,20 @@ class Replicator(Generic[Token]):
         """Lock a ledger with a password at its bookies, before any other client knows of it.
 
         A bookie locks it when this request arrives, or an add. No answer makes that sooner. This returns when
-        the durable locks suffice for a writer (rule 9) and for a recovery (rule 12b): Qa bookies of each
-        write set have answered, and fewer than Qa have not. The other requests go on, also if this is
-        cancelled. A bookie that they do not reach is locked by the first add that does.
+        the durable locks suffice. A bookie that the requests do not reach is locked by the first add that
+        does.
         """
-        if all(seat.token is None for seat in self._seats):
-            return
+        if any(seat.token is not None for seat in self._seats):
+            await self.ask_enough(context, self._force)
+
+    async def ask_enough(self, context: ClientContext, request: Message) -> None:
+        """Send a request whose answer is empty to every seat; return when enough bookies have answered.
+
+        They suffice for a writer (rule 9) and for a recovery (rule 12b): Qa bookies of each write set have
+        answered, and fewer than Qa have not. The other requests go on, also if this is cancelled.
+        """
         seats = [(index, seat) for index, seat in enumerate(self._seats) if seat.connection is not None]
-        asking = {asyncio.create_task(self._lock_at(seat)): index for index, seat in seats}
+        asking = {asyncio.create_task(self._ask(seat, request)): index for index, seat in seats}
         names = {task: self._seats[index].bookie_id for task, index in asking.items()}
         sizes = (self.window.ensemble_size, self.window.write_quorum, self.window.ack_quorum)
 
@@ -326,43 +337,39 @@ class Replicator(Generic[Token]):
                 if not task.done():
                     context.finish_later(task)
 
-    async def _lock_at(self, seat: _Seat) -> bool:
-        """Return whether the bookie has locked the ledger, durably."""
+    async def _ask(self, seat: _Seat, request: Message) -> bool:
+        """Return whether the bookie has done what it was asked for."""
         assert seat.connection is not None
         with suppress(BookKeeperError):
-            await seat.connection.call(
-                self._force, Done, timeout_s=self._config.add_timeout_s, auth=seat.token
-            )
+            await seat.connection.call(request, Done, timeout_s=self._config.add_timeout_s, auth=seat.token)
             return True
         return False
 
-    async def ask_all(self, request: Message) -> None:
-        """Send a request whose answer is empty to every seat; return when each has answered or failed."""
-        asking = [
-            seat.connection.call(request, Done, timeout_s=self._config.add_timeout_s, auth=seat.token)
-            for seat in self._seats
-            if seat.connection is not None
-        ]
-        await asyncio.gather(*asking, return_exceptions=True)
+    async def force(self, last_entry: int) -> None:
+        """Make durable what the bookies have received, up to an entry (deferred sync).
 
-    async def force(self) -> None:
-        """Make durable what the bookies have received (deferred sync).
-
-        Returns once every seat has answered or failed. The window has then been told what became durable.
-        Cancelling leaves the forces running.
+        Returns once the LAC is at the entry, or every seat has answered or failed. The window has then been
+        told what became durable. A bookie that has not answered an earlier force is not sent another before.
+        The answers still to come count for the window. Cancelling leaves the forces running.
         """
-        window = self.window
-        last_entry = window.last_entry_sent
-        answered = [
-            self._force_one(index, window.epoch(index), seat, last_entry)
-            for index, seat in enumerate(self._seats)
-            if seat.connection is not None
-        ]
-        if answered:
-            await asyncio.wait(answered)
+        forced: list[_Seat] = []
+        while self.window.lac < last_entry:
+            waiting = []
+            for index, seat in enumerate(self._seats):
+                if seat.connection is None:
+                    continue
+                if seat not in forced and not _is_pending(seat.forcing):
+                    forced.append(seat)
+                    seat.forcing = self._force_one(index, self.window.epoch(index), seat)
+                if _is_pending(seat.forcing):
+                    waiting.append(seat.forcing)
+            if not waiting:
+                return
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
 
-    def _force_one(self, index: int, epoch: int, seat: _Seat, last_entry: int) -> asyncio.Future[None]:
+    def _force_one(self, index: int, epoch: int, seat: _Seat) -> asyncio.Future[None]:
         done: asyncio.Future[None] = self._loop.create_future()
+        last_entry = self.window.last_entry_sent
 
         def answered(outcome: Outcome, body: memoryview) -> None:
             if isinstance(outcome, Done):

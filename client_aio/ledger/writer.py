@@ -86,14 +86,15 @@ class DeferredSync:
     """Advances the LAC of one window by forces, one after another.
 
     Args:
-        force: sends one force, and returns when every bookie that has not failed has answered.
+        force: sends one force, and returns when the LAC is at an entry, or every bookie that has not failed
+            has answered.
         failure: returns the writer's failure; None if it has not failed.
     """
 
     def __init__(
         self,
         window: AddWindow[Any],
-        force: Callable[[], Awaitable[None]],
+        force: Callable[[int], Awaitable[None]],
         failure: Callable[[], BookKeeperError | None],
     ) -> None:
         self._window = window
@@ -117,7 +118,7 @@ class DeferredSync:
                 if (failure := self._failure()) is not None:
                     raise failure.with_traceback(None)
                 self._moved.clear()
-                await self._force()
+                await self._force(last)
                 if self._window.lac >= last:
                     return
                 if self._window.is_frozen or not self._window.can_acknowledge:
@@ -457,7 +458,7 @@ class LedgerWriter(ClosesOnExit):
     async def force(self) -> int:
         """Make durable, and acknowledge, every entry added so far (deferred sync); returns the LAC.
 
-        Every bookie of the ensemble that has not failed must answer. Cancelling leaves the requests running.
+        Qa bookies of each write set must answer. Cancelling leaves the requests running.
 
         Raises:
             BookKeeperError: the writer's first failure.

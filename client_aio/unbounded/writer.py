@@ -242,7 +242,7 @@ class UnboundedLedgerWriter(LedgerWriter):
         # Else readers would hear nothing of the last entries' LAC until the next takeover.
         window = self._window
         statement = self._digest.statement(window.content_term, window.lac, window.lafr_to_state)
-        await self._replicator.ask_all(WriteLac(self.ledger_id, self._term, statement))
+        await self._replicator.ask_enough(self._context, WriteLac(self.ledger_id, self._term, statement))
         self._is_left = True
 
     async def _write_change(self, change: EnsembleChange) -> bool:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import client_aio
-from bookie_aio.wire.messages import Info
+from bookie_aio.wire.messages import Info, Op
 from tests.support.cluster import Cluster
 from tests.support.healing import state_is
 from tests.support.links import Links
@@ -81,6 +81,47 @@ async def test_a_deletion_does_not_wait_for_a_bookie_that_hangs(cluster: Cluster
         try:
             for ledger_id in ledgers:
                 await client.delete_ledger(ledger_id)
+        finally:
+            cluster["b2"].resume()
+
+
+async def test_a_force_goes_on_without_a_bookie_that_hangs(cluster: Cluster) -> None:
+    """Its answers are asked for no more often than they come, and count when they come."""
+    patient = client_aio.ClientConfig(**PATIENT, ping_timeout_s=500.0)
+    async with client_aio.connect(cluster.uri, config=patient) as client, asyncio.timeout(WAIT_S):
+        writer = await client.create_ledger(deferred_sync=True)
+        await writer.add_entry(b"0")
+        await writer.force()
+        cluster["b2"].stop()
+        try:
+            for entry_id in range(1, 20):
+                await writer.add_entry(b"x")
+                assert await writer.force() == entry_id
+            hung = await client._context.pool.get("b2")
+            assert sum(request[3] == Op.FORCE for request in hung._requests.values()) <= 1
+        finally:
+            cluster["b2"].resume()
+        cluster["b1"].stop()  # Now b2 is needed.
+        try:
+            await writer.add_entry(b"x")
+            assert await writer.force() == 20
+            assert (await writer.close()).last_entry == 20
+        finally:
+            cluster["b1"].resume()
+
+
+async def test_an_unbounded_ledger_is_left_without_a_bookie_that_hangs(cluster: Cluster) -> None:
+    patient = client_aio.ClientConfig(**PATIENT, ping_timeout_s=500.0)
+    async with client_aio.connect(cluster.uri, config=patient) as client, asyncio.timeout(WAIT_S):
+        await client.create_unbounded_ledger("left")
+        writer = await client.open_unbounded_ledger("left")
+        await writer.add_entry(b"0")
+        cluster["b2"].stop()
+        try:
+            await writer.close()
+            async with client.open_unbounded_ledger("left") as following:
+                assert following.last_add_confirmed == 0
+                await following.add_entry(b"1")
         finally:
             cluster["b2"].resume()
 

@@ -124,7 +124,7 @@ MUTANTS = [
     ),
     Mutant(
         390, "a new ledger is handed out when every bookie has answered that it locked it",
-        (Edit("client_aio.ledger.replication:Replicator.lock",
+        (Edit("client_aio.ledger.replication:Replicator.ask_enough",
               "return carries_on(answered, *sizes)", "return False"),),
         tests=("tests/integration/test_passwords.py", "-k", "hung_disk"),
     ),

@@ -326,4 +326,15 @@ MUTANTS = [
         (Edit("client_aio.ledger.writer:LedgerWriter.is_closed", " or self._closes > 0", ""),),
         tests=("tests/integration/test_writer_interleavings.py", "-k", "takes_no_adds"),
     ),
+    Mutant(
+        510, "a bookie that hangs is sent each force",
+        (Edit("client_aio.ledger.replication:Replicator.force", " and not _is_pending(seat.forcing)", ""),),
+        tests=("tests/integration/test_hung_bookies.py", "-k", "force_goes_on"),
+    ),
+    Mutant(
+        511, "a force is over when every bookie has answered",
+        (Edit("client_aio.ledger.replication:Replicator.force",
+              "asyncio.FIRST_COMPLETED", "asyncio.ALL_COMPLETED"),),
+        tests=("tests/integration/test_hung_bookies.py", "-k", "force_goes_on"),
+    ),
 ]  # fmt: skip
