@@ -10,10 +10,20 @@ the id counter. So a dump that was cut off, or changed anywhere, is refused. No 
 another one, so no version is in a dump. Ephemeral keys are not: they end with their processes.
 
 The dump of a running cluster. Each list with pages is consistent in itself: the pages are written first, and
-then the head that has not changed meanwhile. Logs come before ledgers. So a ledger that a log of the dump
-lists is missing only if the log was truncated meanwhile. The counter is read last: it is above all ids. The
-ages of the bookies and the id floor are read first. An age that was raised meanwhile would vouch for ledgers
-that the dump does not have, and the bookies would drop them.
+then the head that has not changed meanwhile. The order of the other keys, and what goes wrong without it:
+
+    read                          before        otherwise
+    ages, id floor                ledgers       they vouch for ledgers that the dump lacks: bookies drop these
+    cookies                       retired ids   of a bookie that leaves neither is there: its id is used again
+    cookies, retired ids, orders  ledgers       a bookie that some ledger names has left, and may not start
+    ledgers                       late cookies  a bookie that some ledger names is unknown, and may not start
+    logs, names of ledgers        ledgers       they list ledgers that were made behind the walk over them
+    ledgers                       id counter    the id of a ledger is given out again
+
+So a bookie that left meanwhile is in the dump as at its beginning, with its cookie: some ledgers name it, and
+others its successors. A ledger that a log or a name lists is missing only if it was deleted meanwhile. Three
+changes give no dump: another restore; a set-back of the metadata that is found, or answered for; and a bookie
+that comes and leaves, since nobody has read its cookie.
 
 Restoring is all or nothing for a reader. The file is checked from the first line to the last before anything
 is written. The record `cluster` is written last, and a store without it is refused by everybody. The key
@@ -53,14 +63,18 @@ from metadata.ids import (
     KEY_AGES,
     KEY_AVAILABLE,
     KEY_CLUSTER,
+    KEY_COOKIES,
     KEY_ELECTIONS,
     KEY_FRAGMENTS,
     KEY_ID_FLOOR,
     KEY_LEDGERS,
+    KEY_ORDERS,
     KEY_REPAIR_LOCKS,
     KEY_REPAIR_WORKERS,
     KEY_RESTORE,
+    KEY_RETIRED,
     KEY_SET_BACKS,
+    KEY_UNBOUNDED,
     LEDGER_ID_MAX,
     MALFORMED,
     fragments_key,
@@ -88,13 +102,18 @@ _EPHEMERAL = (KEY_AVAILABLE, KEY_REPAIR_LOCKS, KEY_REPAIR_WORKERS, KEY_ELECTIONS
 _TOP = frozenset(
     {
         KEY_CLUSTER, KEY_LEDGERS, KEY_ID_FLOOR, KEY_FRAGMENTS, KEY_LOGS, KEY_LOG_PAGES,
-        "unbounded", "bookies", "set_backs", "autorecovery",
+        KEY_UNBOUNDED, "bookies", KEY_SET_BACKS, "autorecovery",
     }
 )  # fmt: skip
 """The first segments of all keys that a dump may hold."""
 _LISTS = (KEY_LEDGERS, KEY_FRAGMENTS, KEY_LOGS, KEY_LOG_PAGES)
-_WITNESSES = (KEY_ID_FLOOR, KEY_SET_BACKS)
-"""By these and by the ages bookies tell that a store is older than they are. They come first in a dump."""
+_FIRST = (
+    (KEY_AGES, KEY_ID_FLOOR, KEY_SET_BACKS),
+    (KEY_COOKIES,),
+    (KEY_RETIRED, KEY_ORDERS),
+    (KEY_UNBOUNDED,),
+)
+"""What is read before all lists: these keys and what is right below them, group by group."""
 _READS_AT_ONCE = 32
 _BATCH_KEYS = 64
 _BATCHES_AT_ONCE = 16
@@ -187,19 +206,23 @@ async def _kept_keys(store: MetadataStore, leave_out: Collection[str] = ()) -> A
         yield top
 
 
-async def _records(store: MetadataStore) -> AsyncGenerator[tuple[str, bytes], None]:
-    """Yield all keys that belong into a dump, with their values; a list's pages come before its head."""
-    await store.sync("")
+async def _first_records(store: MetadataStore) -> AsyncGenerator[tuple[str, bytes], None]:
+    """Yield what is to be read before the lists."""
 
-    async def witnesses() -> AsyncGenerator[str, None]:
-        for name in await store.children(KEY_AGES):
-            yield f"{KEY_AGES}/{name}"
-        for key in _WITNESSES:
+    async def of_group(keys: Collection[str]) -> AsyncGenerator[str, None]:
+        for key in keys:
+            for name in await store.children(key):
+                yield f"{key}/{name}"
             yield key
 
-    async with aclosing(_read_ahead(store, witnesses())) as found:
-        async for key, versioned in found:
-            yield key, versioned.value
+    for group in _FIRST:
+        async with aclosing(_read_ahead(store, of_group(group))) as found:
+            async for key, versioned in found:
+                yield key, versioned.value
+
+
+async def _lists(store: MetadataStore) -> AsyncGenerator[tuple[str, bytes], None]:
+    """Yield logs and ledgers; a list's pages come before its head."""
 
     async def logs() -> AsyncGenerator[str, None]:
         for name in await store.names(KEY_LOGS):
@@ -224,10 +247,42 @@ async def _records(store: MetadataStore) -> AsyncGenerator[tuple[str, bytes], No
             async for record in _with_pages(store, key, head, fragments_key(ledger_id_of(key))):
                 yield record
 
-    async with aclosing(_read_ahead(store, _kept_keys(store, (*_LISTS, *_WITNESSES)))) as found:
+
+async def _records(store: MetadataStore) -> AsyncGenerator[tuple[str, bytes], None]:
+    """Yield all keys that belong into a dump, with their values, in the order of the module's docstring."""
+    await store.sync("")
+    of_bookies: set[str] = set()
+    async with aclosing(_first_records(store)) as first:
+        async for record in first:
+            if record[0].startswith("bookies/"):
+                of_bookies.add(record[0])
+            yield record
+    async with aclosing(_lists(store)) as lists:
+        async for record in lists:
+            yield record
+
+    async def others() -> AsyncGenerator[str, None]:
+        async with aclosing(_kept_keys(store, (*_LISTS, KEY_UNBOUNDED))) as keys:
+            async for key in keys:
+                is_late = key.startswith(f"{KEY_COOKIES}/") and key not in of_bookies
+                if is_late or not _is_first(key):
+                    yield key
+
+    async with aclosing(_read_ahead(store, others())) as found:
         async for key, versioned in found:
-            if not key.startswith(f"{KEY_AGES}/"):
-                yield key, versioned.value
+            if key.startswith("bookies/"):
+                of_bookies.add(key)
+            yield key, versioned.value
+    for name in await store.children(KEY_RETIRED):
+        if of_bookies.isdisjoint((f"{KEY_COOKIES}/{name}", f"{KEY_RETIRED}/{name}")):
+            raise InvalidTransitionError(
+                f"bookie {name} has come and left while this dump was made, which lacks its cookie: make it "
+                "again"
+            )
+
+
+def _is_first(key: str) -> bool:
+    return any(key == one or key.startswith(f"{one}/") for group in _FIRST for one in group)
 
 
 async def dump(store: MetadataStore, *, now_ms: int) -> AsyncGenerator[bytes, None]:
@@ -239,11 +294,13 @@ async def dump(store: MetadataStore, *, now_ms: int) -> AsyncGenerator[bytes, No
         NoSuchClusterError: the store holds no cluster.
         MetadataUnavailableError: the store does not answer.
         MetadataCorruptError: a value is no JSON. No store takes it, so the dump could not be restored.
-        InvalidTransitionError: the store was cleared meanwhile, so the dump lacks keys.
+        InvalidTransitionError: the store was cleared meanwhile, so the dump lacks keys; or it was found to be
+            set back; or a bookie has come and left.
     """
     digest, keys, ledgers = hashlib.sha256(), 0, 0
     cluster = await find_cluster(store)
-    before = await _of_cluster(store)
+    before = await _present(store, KEY_CLUSTER)
+    set_backs = await _present(store, KEY_SET_BACKS)
     head = {
         "format": DUMP_FORMAT,
         "dump": DUMP_KIND,
@@ -262,20 +319,25 @@ async def dump(store: MetadataStore, *, now_ms: int) -> AsyncGenerator[bytes, No
             keys += 1
             ledgers += key.startswith(f"{KEY_LEDGERS}/")
             yield line({"key": key, "value": _text_of(key, value)})
-    if before is None or await _of_cluster(store) != before:
+    if before is None or await _present(store, KEY_CLUSTER) != before:
         raise InvalidTransitionError(
             "another dump was restored to the store while this one was made: it lacks keys, so make it again"
+        )
+    if await _present(store, KEY_SET_BACKS) != set_backs:
+        raise InvalidTransitionError(
+            "the store was found to be set back, or that was answered for, while this dump was made: make it "
+            "again"
         )
     ids = {LEDGER_SEQUENCE: await store.ids_drawn(LEDGER_SEQUENCE)}
     sums = {"end": True, "keys": keys, "ledgers": ledgers, "ids": ids}
     yield line({**sums, "sha256": digest.hexdigest()})
 
 
-async def _of_cluster(store: MetadataStore) -> Versioned | None:
-    """Return the record that a restore removes first, and writes last; None where it is not there."""
-    await store.sync(KEY_CLUSTER)
+async def _present(store: MetadataStore, key: str) -> Versioned | None:
+    """Return what is at a key now. A restore removes the cluster's record first, and writes it last."""
+    await store.sync(key)
     with suppress(NoSuchKeyError):
-        return await store.read(KEY_CLUSTER)
+        return await store.read(key)
     return None
 
 

@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import hashlib
 import json
+import random
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
 import metadata.access.logs
 import metadata.ids
-from metadata.access.bookies import ClusterRecord
+from metadata.access.bookies import (
+    DRAINING,
+    REMOVED,
+    ClusterRecord,
+    Order,
+    Orders,
+    change_order,
+    is_retired,
+    retire,
+)
 from metadata.access.dump import (
     Restore,
     check_dump,
@@ -27,13 +39,24 @@ from metadata.errors import (
     NoSuchClusterError,
     NoSuchKeyError,
 )
-from metadata.ids import KEY_CLUSTER, KEY_RESTORE, available_key, ledger_key
+from metadata.ids import (
+    KEY_CLUSTER,
+    KEY_COOKIES,
+    KEY_RESTORE,
+    KEY_RETIRED,
+    KEY_UNBOUNDED,
+    age_key,
+    available_key,
+    cookie_key,
+    ledger_key,
+    unbounded_key,
+)
 from metadata.model.ledger import LedgerMetadata
 from tests.metadata.test_fragments import grow, listed, trim
 from tests.support.links import ClientStore
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Iterator
 
     from metadata.store import Guard, MetadataStore, Version, Versioned
     from tests.metadata.conftest import Backend
@@ -424,6 +447,119 @@ async def test_a_list_that_changes_while_it_is_dumped_is_whole_in_the_dump(store
     await restore_of(lines).run(copied)
     head, _ = await listed(copied).read()
     assert [row[0] async for row in listed(copied).walk(head)] == list(range(3000, 15_000, 10))
+
+
+Step = Callable[[], Awaitable[object]]
+
+
+class ChangingStore(ClientStore):
+    """One client's view of a store. Others do a step each before some of its reads and listings."""
+
+    def __init__(self, inner: MetadataStore, steps: list[Step], at: list[int]) -> None:
+        super().__init__(inner, _no_link)
+        self._steps = list(zip(at, steps, strict=True))
+        self.looks = 0
+
+    async def _look(self) -> None:
+        self.looks += 1
+        while self._steps and self._steps[0][0] <= self.looks:
+            await self._steps.pop(0)[1]()
+
+    async def read(self, key: str) -> Versioned:
+        await self._look()
+        return await super().read(key)
+
+    async def children(self, key: str) -> list[str]:
+        await self._look()
+        return await super().children(key)
+
+
+def _of_one_bookie(ledger_id: int, bookie: str) -> LedgerMetadata:
+    return LedgerMetadata.new(ledger_id, ensemble_size=1, write_quorum=1, ack_quorum=1, bookies=[bookie])
+
+
+async def _cluster_that_changes(store: MetadataStore) -> list[Step]:
+    """Make a cluster of bookie x with ledgers; return steps: all moves to bookie y, and x leaves."""
+    await store.create(KEY_CLUSTER, ClusterRecord(instance_id="i-1", created_ms=5).to_json())
+    for ledger_id in (10, 20_000, 30_000):
+        await store.create(ledger_key(ledger_id), _of_one_bookie(ledger_id, "x").to_json())
+    await store.create(cookie_key("x"), b'{"of": "x"}')
+    await store.create(age_key("x"), b"{}")
+
+    async def order(mode: str) -> None:
+        await change_order(store, "x", lambda _: Order(mode) if mode else None)
+
+    async def move(ledger_id: int) -> None:
+        _, version = await store.read(ledger_key(ledger_id))
+        await store.compare_and_set(ledger_key(ledger_id), _of_one_bookie(ledger_id, "y").to_json(), version)
+
+    async def begin() -> None:
+        await store.create(cookie_key("y"), b'{"of": "y"}')
+        await store.create(age_key("y"), b"{}")
+        await order(DRAINING)
+
+    async def remove() -> None:
+        await store.delete(cookie_key("x"))
+
+    async def make_late() -> None:
+        await store.create(ledger_key(40_000), _of_one_bookie(40_000, "y").to_json())
+        await store.create(unbounded_key("late"), b'{"format": 1, "ledger": 40000}')
+
+    return [
+        begin,
+        make_late,
+        *(partial(move, ledger_id) for ledger_id in (10, 20_000, 30_000)),
+        partial(order, REMOVED),
+        partial(retire, store, "x"),
+        remove,
+        partial(order, ""),
+    ]  # fmt: skip
+
+
+async def test_every_bookie_that_a_dump_of_a_changing_cluster_names_may_start_after_a_restore() -> None:
+    rng, looks = random.Random(7), 48
+    for _ in range(400):
+        store = in_memory()
+        steps = await _cluster_that_changes(store)
+        changing = ChangingStore(store, steps, sorted(rng.choices(range(looks), k=len(steps))))
+        lines = await lines_of(changing)
+        copied = in_memory()
+        await restore_of(lines).run(copied)
+        ledgers = LedgerStore(copied)
+        ids = [each async for each in ledgers.ledger_ids()]
+        named = {name for each in ids for name in (await ledgers.read(each))[0].last_fragment.bookies}
+        orders = (await Orders.read(copied)).by_bookie
+        for name in named:
+            assert (await copied.read(cookie_key(name))).value == b'{"of": "%s"}' % name.encode()
+            assert not await is_retired(copied, name)
+            assert name not in orders or orders[name].mode != REMOVED
+        # A bookie that has left is gone for good, or it has its cookie: no new one is formatted as it.
+        known = {*await copied.children(KEY_COOKIES), *await copied.children(KEY_RETIRED)}
+        assert "x" in known
+        assert 40_000 in ids or not await copied.children(KEY_UNBOUNDED)
+
+
+async def test_a_bookie_that_comes_and_leaves_while_a_cluster_is_dumped_leaves_no_dump() -> None:
+    store = in_memory()
+    steps = await _cluster_that_changes(store)
+
+    async def pass_through() -> None:
+        await store.create(cookie_key("z"), b"{}")
+        await retire(store, "z")
+        await store.delete(cookie_key("z"))
+
+    changing = ChangingStore(store, [pass_through], [20])
+    with pytest.raises(InvalidTransitionError, match="bookie z has come and left while"):
+        await lines_of(changing)
+    assert steps
+
+
+async def test_a_set_back_that_is_found_while_a_store_is_dumped_leaves_no_dump() -> None:
+    store = in_memory()
+    await fill(store)
+    changing = ChangingStore(store, [partial(store.create, "set_backs", b'{"events": []}')], [20])
+    with pytest.raises(InvalidTransitionError, match="was found to be set back, or that was answered"):
+        await lines_of(changing)
 
 
 def test_every_key_is_known_to_be_kept_or_left_out() -> None:

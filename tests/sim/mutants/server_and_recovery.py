@@ -351,10 +351,24 @@ MUTANTS = [
     ),
     Mutant(
         369, "a dump reads the ages of the bookies behind the ledgers",
-        (Edit("metadata.access.dump:_records",
-              "yield key, versioned.value\n\n    async def logs", "pass\n\n    async def logs"),
-         Edit("metadata.access.dump:_records", 'if not key.startswith(f"{KEY_AGES}/"):', "if True:"),),
+        (Edit("metadata.access.dump:_first_records", "for group in _FIRST:", "for group in _FIRST[1:]:"),
+         Edit("metadata.access.dump:_records", "if is_late or not _is_first(key):",
+              "if key not in of_bookies:"),),
         tests=("tests/bookie_aio/server/test_server_age.py", "-k", "vouches_for_no_ledger"),
+    ),
+    Mutant(
+        540, "a dump reads cookies, retired ids and orders behind the ledgers",
+        (Edit("metadata.access.dump:_first_records", "for group in _FIRST:", "for group in _FIRST[:1]:"),
+         Edit("metadata.access.dump:_records", "if is_late or not _is_first(key):",
+              "if key not in of_bookies:"),),
+        tests=("tests/metadata/test_dump.py", "-k", "changing_cluster_names"),
+        note="no simulated run dumps a store",
+    ),
+    Mutant(
+        541, "a dump does not read the cookies of bookies that came while it read the ledgers",
+        (Edit("metadata.access.dump:_records", "if is_late or", "if"),),
+        tests=("tests/metadata/test_dump.py", "-k", "changing_cluster_names"),
+        note="as 540",
     ),
     Mutant(
         373, "a takeover counts terms that were used behind an older copy",
