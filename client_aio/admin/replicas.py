@@ -16,15 +16,16 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from bookie_aio.wire.blocks import parse_blocks
 from bookie_aio.wire.messages import ReadAnswer, Stop
 from client_aio.bookies.connection import NO_ANSWER, list_entries
+from client_aio.core.read_plan import blocks_in_order
 from client_aio.core.repair_plan import LostRuns, Part, complete_parts, owed, split
 from client_aio.unbounded.paged_fragments import spans
 from metadata.errors import (
     BookieUnavailableError,
     BookKeeperError,
-    MalformedFrameError,
+    DigestMismatchError,
+    ProtocolError,
 )
 from metadata.ids import ENTRY_ID_MAX
 
@@ -146,7 +147,7 @@ class VerifiedReplica:
     """Entries whose bytes do not match their checksum, or that the bookie knows it lost."""
     first_bad_entry: int | None = None
     error: str = ""
-    """Why the bookie could not be asked; the entries not read then count as missing."""
+    """Why the bookie could not be asked, or is not asked any more; what was not read counts as missing."""
     is_silent: bool = False
     """Whether it could not be asked at all: it would not answer for another ledger either."""
     bad: LostRuns = field(default_factory=LostRuns)
@@ -238,21 +239,24 @@ async def _verify_range(
         )
         if throttle is not None:
             await throttle(len(body))
-        last = None
+        following = asked.first
         try:
-            for block in parse_blocks(body):
+            for block in blocks_in_order(asked, body):
                 # Check each entry's own checksum, which a read skips where the block's checksum holds.
                 wrong = block.damaged_entries()
                 if digest is not None:
                     wrong = sorted({*wrong, *digest.wrong_entries(block)})
                 _note(found, asked, wrong, "damaged")
                 found.intact += block.count - len(wrong)
-                last = block.last_entry
-        except MalformedFrameError:
-            _note(found, asked, [asked.first], "damaged")
-            last = asked.first
-        if last is not None:
-            rest = rest.after(last)
+                following = block.last_entry + asked.stride
+        except (DigestMismatchError, ProtocolError) as error:
+            if following <= asked.last:
+                _note(found, asked, [following], "damaged")
+            if following > asked.last or isinstance(error, ProtocolError):
+                raise _other_entries(connection.bookie_id, error) from error
+            following += asked.stride
+        if following > asked.first:
+            rest = rest.after(following - asked.stride)
         elif answer.stop == Stop.NO_SUCH_ENTRY:
             _note(found, asked, [asked.first], "missing")
             rest = rest.after(asked.first)
@@ -263,6 +267,12 @@ async def _verify_range(
             is_careful, careful_until = True, asked.first + _CAREFUL_ENTRIES * asked.stride
         if rest is not None and rest.first >= careful_until:
             is_careful = False
+
+
+def _other_entries(bookie_id: str, error: BookKeeperError) -> ProtocolError:
+    return ProtocolError(
+        f"bookie {bookie_id} answers with other entries than it is asked for: {error}", bookie_id=bookie_id
+    )
 
 
 def _note(found: VerifiedReplica, asked: ClassRange, entry_ids: Iterable[int], what: str) -> None:

@@ -634,7 +634,8 @@ class Auditor:
         last = min(first + _SAMPLE_ENTRIES - 1, part.last_entry)
         sample = Part(first, last, part.content_term, part.bookies)
         found = await verify_replica(self._context, metadata, sample, bookie_id)
-        return {bookie_id} if not found.error and found.missing + found.damaged else set()
+        # What was not read for an error counts as missing.
+        return {bookie_id} if found.damaged or (found.missing and not found.error) else set()
 
     async def _look_for_abandoned(self, elapsed_s: float) -> None:
         """Make tasks for ledgers whose writer or whose recovery is gone (`client_aio.core.abandonment`)."""

@@ -10,9 +10,6 @@ copy more than two that lost the same ones. Memory holds the bad entries of a fe
 A ledger may be deleted, trimmed or repaired while it is read. Then bookies rightly lack entries. So where
 something is bad, the metadata are read anew, and a fragment that has changed is verified again.
 
-A bookie that answers with other entries than it is asked for has no good copy. Its answers are bounded in
-number, and what they hold has to add up to what it owes.
-
 The last fragment of a ledger that is not CLOSED is left out: which entries are owed there is not settled.
 """
 
@@ -28,12 +25,7 @@ from client_aio.core.audit import Condition, condition_of, fewest_copies
 from client_aio.core.courtesy import TokenBucket
 from client_aio.core.repair_plan import Part, complete_parts
 from client_aio.unbounded.paged_fragments import spans
-from metadata.errors import (
-    MalformedFrameError,
-    MetadataCorruptError,
-    NoSuchLedgerError,
-    UnauthorizedAccessError,
-)
+from metadata.errors import MetadataCorruptError, NoSuchLedgerError, UnauthorizedAccessError
 from metadata.owned_task import in_order
 
 if TYPE_CHECKING:
@@ -250,28 +242,15 @@ class Verification:
 
         async def verify(bookie_id: str) -> VerifiedReplica:
             until, why = self._unreachable.get(bookie_id, (0.0, ""))
-            answers = 0
-
-            async def throttle(size: int) -> None:
-                nonlocal answers
-                answers += 1
-                if answers > 2 * (piece.last_entry + 2 - piece.first_entry):  # a refusal, then each by itself
-                    raise _other_entries(bookie_id)
-                await self._throttle(size)
-
             replica = await verify_replica(
                 self._context,
                 metadata,
                 piece,
                 bookie_id,
                 digest,
-                throttle=throttle,
+                throttle=self._throttle,
                 unreachable=why if self._loop.time() < until else "",
             )
-            counted = replica.intact + replica.missing + replica.damaged
-            if counted != replica.owed or replica.missing < 0:
-                replica.intact, replica.missing, replica.damaged = 0, replica.owed, 0
-                replica.error = str(_other_entries(bookie_id))
             if not replica.error:
                 self._unreachable.pop(bookie_id, None)
             elif replica.is_silent and self._loop.time() >= until:
@@ -302,9 +281,3 @@ class Verification:
             pause_s = self._bucket.take(size, self._loop.time())
             if pause_s > 0:
                 await asyncio.sleep(pause_s)
-
-
-def _other_entries(bookie_id: str) -> MalformedFrameError:
-    return MalformedFrameError(
-        f"bookie {bookie_id} answers with other entries than it is asked for", bookie_id=bookie_id
-    )

@@ -141,7 +141,7 @@ def checked_blocks(
         DigestMismatchError: the first entry's bytes do not match its checksum, or its authentication code.
         ProtocolError: the answer does not fit this request.
     """
-    blocks = list(_in_order(asked, body))
+    blocks = list(blocks_in_order(asked, body))
     for number, block in enumerate(blocks):
         beginning: Block | None = block
         first_wrong = None
@@ -170,7 +170,15 @@ def checked_blocks(
     return blocks, answer
 
 
-def _in_order(asked: ClassRange, body: memoryview) -> Iterator[Block]:
+def blocks_in_order(asked: ClassRange, body: memoryview) -> Iterator[Block]:
+    """Yield the blocks of an answer, and check that they are the beginning of the range asked for.
+
+    The checksums of entries are left to the caller.
+
+    Raises:
+        DigestMismatchError: a block's head is damaged, and so is its first entry.
+        ProtocolError: the answer holds other entries than were asked for.
+    """
     expected = asked.first
     try:
         for block in parse_blocks(body):

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import client_aio
-from client_aio.admin.replicas import VerifiedReplica
-from client_aio.autorecovery import verification
 from client_aio.autorecovery.cluster_repair import ClusterRepair
 from client_aio.autorecovery.survey import all_metadata
 from client_aio.autorecovery.verification import Verification
 from client_aio.autorecovery.worker import Outcome
 from client_aio.config import MIB
 from client_aio.core.audit import Condition
-from client_aio.core.repair_plan import Part
-from metadata.errors import BookKeeperError
-from metadata.model.ledger import LedgerMetadata
 from tests.support.cli import TIMEOUT_S, Cli
 from tests.support.cluster import Cluster
 from tests.support.replicas import flip
@@ -26,10 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable
     from pathlib import Path
 
-    import pytest
-
     from client_aio.autorecovery.verification import VerifiedLedger
     from metadata.errors import MetadataCorruptError
+    from metadata.model.ledger import LedgerMetadata
 
 HEALTHY, FAILURE, AT_RISK = 0, 1, 2
 
@@ -120,28 +114,6 @@ async def test_a_ledger_that_changes_while_it_is_read_is_read_again(tmp_path: Pa
         (found,) = await verified(client, before)
         assert (found.ledger_id, found.condition, found.bad) == (repaired, Condition.HEALTHY, [])
         assert (found.owed, found.intact) == (6, 6)
-
-
-async def test_answers_that_do_not_add_up_are_no_copies(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def verify(
-        _: object, metadata: LedgerMetadata, part: Part, bookie_id: str, digest: object, **how: Any
-    ) -> VerifiedReplica:
-        found = VerifiedReplica(metadata.ledger_id, part.first_entry, part.last_entry, bookie_id, owed=10)
-        found.intact = {"good": 10, "leaves one out": 9, "sends one again": 11}.get(bookie_id, 0)
-        try:
-            while not found.intact:
-                await how["throttle"](100)
-        except BookKeeperError as error:
-            found.error, found.missing = str(error), 10
-        return found
-
-    monkeypatch.setattr(verification, "verify_replica", verify)
-    bookies = ["good", "leaves one out", "sends one again", "never ends"]
-    metadata = LedgerMetadata.new(7, ensemble_size=4, write_quorum=4, ack_quorum=1, bookies=bookies)
-    replicas = await Verification(cast("Any", None))._piece(metadata, Part(0, 9, 0, tuple(bookies)), None)
-    assert [one.status for one in replicas] == ["ok", "unreachable", "unreachable", "unreachable"]
-    assert [(one.intact, one.missing) for one in replicas] == [(10, 0), (0, 10), (0, 10), (0, 10)]
-    assert all("other entries than it is asked for" in one.error for one in replicas[1:])
 
 
 def test_rows_come_as_they_are_found_and_the_summary_last(cli: Cli) -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from client_aio.core.read_plan import ClassRange
 
 _gather = reader.gather
-_in_order = read_plan._in_order
+_in_order = read_plan.blocks_in_order
 
 
 class TermBlindReader(reader.Reader):
@@ -50,7 +50,7 @@ def _blind_in_order(asked: ClassRange, body: memoryview) -> Iterator[Block]:
 
 def blind_client(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have clients in this process take answers of any content term."""
-    monkeypatch.setattr(read_plan, "_in_order", _blind_in_order)
+    monkeypatch.setattr(read_plan, "blocks_in_order", _blind_in_order)
 
 
 if __name__ == "__main__":

@@ -437,4 +437,11 @@ MUTANTS = [
         tests=("tests/integration/test_lifecycle.py", "-k", "seat_is_left"),
         note="nothing that was acknowledged is there, and the drain looks again",
     ),
+    Mutant(
+        542, "a verification believes that a bookie answers with what it was asked for",
+        (Edit("client_aio.admin.replicas:_verify_range", "in blocks_in_order(asked, body):",
+              "in __import__('bookie_aio.wire.blocks', fromlist=['']).parse_blocks(body):"),),
+        tests=("tests/client_aio/test_client_replicas.py", "-k", "other_entries"),
+        note="no simulated bookie answers with other entries",
+    ),
 ]  # fmt: skip

@@ -16,7 +16,7 @@ MUTANTS = [
               "best is None or best.content_term < self._content_term", "best is None"),
          Edit("bookie_aio.storage.read.reader:Reader.read",
               "best.content_term > self._content_term", "False"),
-         Edit("client_aio.core.read_plan:_in_order",
+         Edit("client_aio.core.read_plan:blocks_in_order",
               "or block.content_term != asked.content_term", "or False")),
         _TERMS,
         note="neither by bookies nor by clients",
