@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from bookie_aio.wire.messages import MANY_MAX
 from metadata.ids import NO_ENTRY
 
 if TYPE_CHECKING:
@@ -16,21 +17,23 @@ if TYPE_CHECKING:
     from client_aio.core.add_window import AddWindow
 
 _NEVER = NO_ENTRY - 1
-_PUBLISHED_PER_TICK = 32
+_PUBLISHED_BESIDE_ADDS = 32
 
 
 class LacClock:
     """The one timer by which all writers of a client notice that they are idle.
 
     It ticks twice within the delay, and only while some LAC has moved lately. With a thousand writers, a
-    timer for each would cost more than its adds. For the same reason only a few writers publish at one tick.
-    If more have become idle, the others publish at the next ticks, in order.
+    timer for each would cost more than its adds. For the same reason only a few writers publish at one tick
+    while others add: each LAC is a record at the bookies. Where nobody has added since the last tick, as many
+    publish as share a frame. If more are idle, the others publish at the next ticks, in order.
     """
 
     def __init__(self, delay_s: float) -> None:
         self._period_s = delay_s / 2
         self._moved: dict[LacPublisher, None] = {}  # in the order of their moves
         self._timer: asyncio.TimerHandle | None = None
+        self._has_busy = False  # Some writer was not idle at the last tick.
 
     def watch(self, publisher: LacPublisher) -> None:
         """Call a publisher's `look` at each tick, until it returns True."""
@@ -52,10 +55,12 @@ class LacClock:
     def _tick(self) -> None:
         self._timer = None
         moved, self._moved = self._moved, {}
-        may_publish = _PUBLISHED_PER_TICK
+        may_publish = _PUBLISHED_BESIDE_ADDS if self._has_busy else MANY_MAX
+        self._has_busy = False
         for publisher in moved:
             if not publisher.look(may_publish=may_publish > 0):
                 self._moved[publisher] = None
+                self._has_busy |= publisher.is_busy
             elif publisher.has_published:
                 may_publish -= 1
         if self._moved and not self._is_timed:
@@ -78,6 +83,7 @@ class LacPublisher:
         self._is_watched = False
         self._is_stopped = False
         self.has_published = False  # by the last `look`
+        self.is_busy = False  # as the last `look` found it
 
     def moved(self) -> None:
         """Note that the LAC may have moved."""
@@ -102,13 +108,13 @@ class LacPublisher:
             False if the publisher must be called again at the next tick.
         """
         window = self._window
-        self.has_published = False
+        self.has_published = self.is_busy = False
         if self._is_stopped or window.lac == self._published:
             self._is_watched = False
             return True
         if window.lac != self._seen or window.last_add_pushed != window.last_entry_reported:
             # The writer is not idle: its next entries state the LAC.
-            self._seen = window.lac
+            self._seen, self.is_busy = window.lac, True
             return False
         if not may_publish:
             return False

@@ -172,9 +172,9 @@ class LogOperations(ContextOwner):
     ) -> RecordStream | RecordOrGapStream:
         """Read a log's records in order, across all its ledgers. Never fences.
 
-        Without `follow` the iterator ends behind the last record that was acknowledged when it began, or up
-        to 20 ms before. With `follow` it never ends: it goes on with later records, across rolls and
-        takeovers. `aclose()` the iterator unless it is read to its end.
+        Without `follow` the iterator ends behind the last record that was acknowledged when it began, or a
+        short time before (rule 13). With `follow` it never ends: it goes on with later records, across rolls
+        and takeovers. `aclose()` the iterator unless it is read to its end.
 
         Args:
             start: a position, or its text form: begin with that record. "end": begin with the next record

@@ -241,7 +241,7 @@ class UnboundedLedgerOperations(ContextOwner):
         Args:
             start: the first entry; None for the first entry that has not been trimmed.
             follow: go on with entries acknowledged later, until the ledger is sealed. Else end behind the
-                last entry that was acknowledged when the read began, or up to 20 ms before.
+                last entry that was acknowledged when the read began, or a short time before (rule 13).
 
         Raises:
             InvalidArgumentError: at the call: an argument is wrong.

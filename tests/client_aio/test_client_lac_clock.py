@@ -65,7 +65,7 @@ async def test_a_writer_that_goes_on_publishes_nothing_and_one_that_stops_does_s
 async def test_all_writers_of_a_client_share_one_timer(monkeypatch: pytest.MonkeyPatch) -> None:
     loop, clock, timers = asyncio.get_running_loop(), LacClock(0.002), []
     call_later = loop.call_later
-    idle = [asyncio.Event() for _ in range(100)]
+    idle = [asyncio.Event() for _ in range(1000)]
     publishers = []
     for event in idle:
         window: AddWindow[str] = AddWindow(
@@ -79,5 +79,38 @@ async def test_all_writers_of_a_client_share_one_timer(monkeypatch: pytest.Monke
         publisher.moved()
     for event in idle:
         await event.wait()
-    # One look to see the LACs, and then as many as it takes for all to have had their turn.
-    assert len(timers) == 1 + math.ceil(len(idle) / 32)
+    # One look to see the LACs, one for a few writers, and then full frames until all have had their turn.
+    assert len(timers) == 2 + math.ceil((len(idle) - 32) / 256)
+
+
+async def test_few_writers_publish_at_a_tick_while_another_one_adds() -> None:
+    clock = LacClock(3600.0)
+    published: list[LacPublisher] = []
+
+    def publisher_of(window: AddWindow[str]) -> LacPublisher:
+        window.add(b"a", "a")
+        window.acknowledged(*window.flush())
+
+        def publish() -> None:
+            published.append(made)
+
+        made = LacPublisher(window, publish, clock)
+        made.moved()
+        return made
+
+    def window() -> AddWindow[str]:
+        return AddWindow(ledger_id=7, content_term=0, ensemble_size=1, write_quorum=1, ack_quorum=1)
+
+    idle, adding = [publisher_of(window()) for _ in range(100)], window()
+    busy = publisher_of(adding)
+    counts = []
+    for _ in range(5):
+        adding.add(b"a", "a")
+        adding.acknowledged(*adding.flush())
+        clock._tick()
+        counts.append(len(published))
+    assert counts == [0, 32, 64, 96, 100]
+    assert published == idle
+    clock._tick()
+    assert published[-1] is busy
+    assert clock._timer is None

@@ -136,4 +136,10 @@ MUTANTS = [
         (Edit("bookie_aio.wire.frames:FrameParser.next_packed", "self._is_lent = True", "pass"),),
         tests=("tests/bookie_aio/wire/test_wire_frames.py", "-k", "offered_buffer or keeps_its_buffer"),
     ),
+    Mutant(
+        543, "of many writers that become idle together only a few publish at a tick",
+        (Edit("client_aio.lac_clock:LacClock._tick", "if self._has_busy else MANY_MAX", ""),),
+        tests=("tests/client_aio/test_client_lac_clock.py", "-k", "share_one_timer"),
+        note="readers see the same, only later",
+    ),
 ]  # fmt: skip
