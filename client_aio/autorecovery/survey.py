@@ -158,7 +158,7 @@ class SelectedLedger(NamedTuple):
 
     ledger_id: int
     metadata: LedgerMetadata | MetadataCorruptError
-    """As read; damaged metadata come as the error, and only through an empty filter."""
+    """As read; damaged metadata come as the error, through every filter: what they say is not known."""
     good_copies: int | None
     """Of the scarcest entry; None if the filter did not ask for it."""
     reasons: list[str]
@@ -195,7 +195,6 @@ async def select_ledgers(
 
     Raises:
         MetadataUnavailableError: the store does not answer.
-        MetadataCorruptError: a page of an unbounded ledger's fragments is damaged.
     """
     tasks: dict[int, tuple[TaskRef, RepairTask]] = {}
     if wanted.under_replicated or wanted.bookie is not None:
@@ -205,8 +204,7 @@ async def select_ledgers(
     async with aclosing(all_metadata(context)) as found:
         async for ledger_id, metadata in found:
             if isinstance(metadata, MetadataCorruptError):
-                if wanted.lets_all_through:
-                    yield SelectedLedger(ledger_id, metadata, None, [])
+                yield SelectedLedger(ledger_id, metadata, None, [])
                 continue
             if wanted.state not in (None, metadata.state) or wanted.log not in (None, owner_of(metadata)):
                 continue
@@ -216,6 +214,9 @@ async def select_ledgers(
             try:
                 metadata, layout, _ = await layout_in_full(context, metadata)
             except NoSuchLedgerError:
+                continue
+            except MetadataCorruptError as error:
+                yield SelectedLedger(ledger_id, error, None, [])
                 continue
             if wanted.bookie is not None and wanted.bookie not in layout.bookies:
                 continue

@@ -286,6 +286,12 @@ def test_damaged_metadata_are_told_beside_those_that_are_whole(tmp_path: Path) -
         assert len(error.splitlines()) == count
         assert error.startswith(b"bookie-aio: ")
         cli.run(command, "list", code=5)
+    for wanted, found in ((("--bookie", "b1"), [6]), (("--state", "closed"), []), (("--log", "whole"), [])):
+        process = cli.start("ledger", "list", *wanted, "-o", "json")
+        out, error = process.communicate(timeout=TIMEOUT_S)
+        assert [row["ledger_id"] for row in json.loads(out)] == found
+        assert len(error.splitlines()) == 2  # Nobody can say that a filter does not mean them.
+        assert process.returncode == 5
 
 
 def test_a_host_that_is_not_there_is_named(tmp_path: Path) -> None:
