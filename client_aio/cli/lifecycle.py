@@ -68,6 +68,7 @@ async def read_only(
     invocation: Invocation,
     switch: Annotated[Switch, typer.Argument(help="Whether it is to be read-only.", show_default=False)],
     bookie: BookieArgument,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be.")] = False,
 ) -> None:
     """Have a bookie take no new ledgers and no ordinary adds, or let it take them again.
 
@@ -88,15 +89,27 @@ async def read_only(
 
     async with await open_store(invocation.metadata_uri) as store:
         await _check_known(store, bookie)
-        order = await change_order(store, bookie, decide)
-        obeys = await await_obedience(store, bookie, READ_ONLY if is_on else "", _OBEYED_WITHIN_S)
+        if dry_run:
+            order = decide((await Orders.read(store)).by_bookie.get(bookie))
+            obeys = False if bookie in await available_bookies(store) else None
+        else:
+            order = await change_order(store, bookie, decide)
+            obeys = await await_obedience(store, bookie, READ_ONLY if is_on else "", _OBEYED_WITHIN_S)
     state = "is read-only" if is_on else "takes entries again"
-    if obeys is None:
+    if dry_run:
+        state = f"would {'be read-only' if is_on else 'take entries'}; nothing was changed"
+    elif obeys is None:
         state = f"is down, and {'will be read-only' if is_on else 'takes entries'} from its next start on"
     elif not obeys:
         state = f"is told, and has not obeyed within {_OBEYED_WITHIN_S:.0f} s: see its log"
     invocation.output.document(
-        {"bookie_id": bookie, "read_only": order is not None, "running": obeys is not None, "obeys": obeys},
+        {
+            "bookie_id": bookie,
+            "read_only": order is not None,
+            "running": obeys is not None,
+            "obeys": None if dry_run else obeys,
+            "dry_run": dry_run,
+        },
         text=f"bookie {bookie} {state}",
     )
 

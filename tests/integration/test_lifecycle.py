@@ -99,7 +99,13 @@ async def test_an_order_outlives_restarts_and_holds_for_a_bookie_that_was_down(t
 
         await until(is_gone)
         out = await asyncio.to_thread(cli.rows, "bookie", "read-only", "on", "b2")
-        assert out == {"bookie_id": "b2", "read_only": True, "running": False, "obeys": None}
+        assert out == {
+            "bookie_id": "b2",
+            "read_only": True,
+            "running": False,
+            "obeys": None,
+            "dry_run": False,
+        }
         for _ in range(2):
             await cluster["b2"].start()
             (row,) = [
@@ -114,7 +120,13 @@ async def test_an_order_outlives_restarts_and_holds_for_a_bookie_that_was_down(t
             await cluster["b2"].end()
         await cluster["b2"].start()
         out = await asyncio.to_thread(cli.rows, "bookie", "read-only", "off", "b2")
-        assert out == {"bookie_id": "b2", "read_only": False, "running": True, "obeys": True}
+        assert out == {
+            "bookie_id": "b2",
+            "read_only": False,
+            "running": True,
+            "obeys": True,
+            "dry_run": False,
+        }
         assert (await available_bookies(client._context.ledgers.store))["b2"].is_writable
 
 
