@@ -5,7 +5,7 @@
 
 Each task has one block of shell commands. It is run by bash, behind the functions `start` and `stop` of the
 page, on a cluster of its own with three ledgers. A command that fails ends the task. Afterwards every entry
-is read again, and every copy of every entry is verified.
+is read again, and every copy of every entry is verified. `tests/integration/test_operating.py` does the same.
 """
 
 from __future__ import annotations
@@ -140,16 +140,22 @@ async def run(name: str, directory: Path, timeout_s: float = 120.0) -> tuple[lis
             env=environment, cwd=directory, start_new_session=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
+        assert script.stdout is not None
+        output, code = b"", None
         try:
-            async with asyncio.timeout(timeout_s):
-                assert script.stdout is not None
-                output = (await script.stdout.read()).decode(errors="replace")
-                code = await script.wait()
-            wrong = [f"the block ended with {code}"] if code else []
-            wrong += await _check(f"sqlite://{directory / task.metadata}")
+            with suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    while part := await script.stdout.read(65536):
+                        output += part
+                    code = await script.wait()
+            if code is None:
+                wrong = [f"the block did not end within {timeout_s:g} s"]
+            else:
+                wrong = [f"the block ended with {code}"] if code else []
+                wrong += await _check(f"sqlite://{directory / task.metadata}")
         finally:
             await _end(script.pid, directory)
-    return wrong, output
+    return wrong, output.decode(errors="replace")
 
 
 async def _end(group: int, directory: Path) -> None:
