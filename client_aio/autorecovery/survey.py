@@ -45,7 +45,7 @@ from metadata.ids import MALFORMED
 from metadata.owned_task import for_each, in_order
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterable
+    from collections.abc import AsyncGenerator, Callable, Iterable
 
     from client_aio.context import ClientContext
     from client_aio.core.audit import Layout
@@ -109,11 +109,15 @@ async def figures_of(context: ClientContext, bookie_id: str, timeout_s: float) -
 
 
 async def all_metadata(
-    context: ClientContext, first: int = 0
+    context: ClientContext, first: int = 0, on_progress: Callable[[int], None] = lambda _: None
 ) -> AsyncGenerator[tuple[int, LedgerMetadata | MetadataCorruptError], None]:
     """Yield every ledger with its metadata, ascending; a few reads are under way at once.
 
     A ledger that is deleted meanwhile is left out. Damaged metadata come as the error.
+
+    Args:
+        first: leave out the ledgers below this one.
+        on_progress: called now and then with the number of ledgers that were read.
 
     Raises:
         MetadataUnavailableError: the store does not answer.
@@ -131,7 +135,11 @@ async def all_metadata(
         aclosing(context.ledgers.ledger_ids(first=first)) as ledger_ids,
         aclosing(in_order(ledger_ids, read, _READS_AT_ONCE)) as found,
     ):
+        count = 0
         async for ledger_id, metadata in found:
+            count += 1
+            if count % _READS_AT_ONCE == 0:
+                on_progress(count)
             if metadata is not None:
                 yield ledger_id, metadata
 
@@ -189,9 +197,9 @@ def _reasons_of(down: list[str], task: RepairTask | None) -> list[str]:
 
 
 async def select_ledgers(
-    context: ClientContext, wanted: LedgerFilter
+    context: ClientContext, wanted: LedgerFilter, on_progress: Callable[[int], None] = lambda _: None
 ) -> AsyncGenerator[SelectedLedger, None]:
-    """Yield the ledgers that a filter lets through, ascending.
+    """Yield the ledgers that a filter lets through, ascending; see `all_metadata` for `on_progress`.
 
     Raises:
         MetadataUnavailableError: the store does not answer.
@@ -201,7 +209,7 @@ async def select_ledgers(
         stored = RepairTasks(context.ledgers.store)
         # Of two the more urgent one.
         tasks = {one[0].ledger_id: one for one in reversed(await read_tasks(stored, await stored.refs()))}
-    async with aclosing(all_metadata(context)) as found:
+    async with aclosing(all_metadata(context, on_progress=on_progress)) as found:
         async for ledger_id, metadata in found:
             if isinstance(metadata, MetadataCorruptError):
                 yield SelectedLedger(ledger_id, metadata, None, [])
@@ -229,7 +237,9 @@ async def select_ledgers(
             yield SelectedLedger(ledger_id, metadata, copies, _reasons_of(lost, task))
 
 
-async def ledgers_naming(context: ClientContext, bookie_id: str) -> list[int]:
+async def ledgers_naming(
+    context: ClientContext, bookie_id: str, on_progress: Callable[[int], None] = lambda _: None
+) -> list[int]:
     """Return the ledgers that name a bookie in a fragment, or as one that may hold what a repair lacked.
 
     Raises:
@@ -237,7 +247,7 @@ async def ledgers_naming(context: ClientContext, bookie_id: str) -> list[int]:
         MetadataUnavailableError: the store does not answer.
     """
     naming: list[int] = []
-    async with aclosing(all_metadata(context)) as found:
+    async with aclosing(all_metadata(context, on_progress=on_progress)) as found:
         async for ledger_id, metadata in found:
             if isinstance(metadata, MetadataCorruptError):
                 raise metadata
@@ -402,8 +412,10 @@ class ClusterSurvey:
         }
 
 
-async def survey(context: ClientContext) -> ClusterSurvey:
-    """Survey the cluster.
+async def survey(
+    context: ClientContext, on_progress: Callable[[int], None] = lambda _: None
+) -> ClusterSurvey:
+    """Survey the cluster; see `all_metadata` for `on_progress`.
 
     Raises:
         MetadataUnavailableError: the store does not answer.
@@ -412,7 +424,7 @@ async def survey(context: ClientContext) -> ClusterSurvey:
     index = LedgerIndex()
     states: Counter[str] = Counter()
     absent = given_up = unreadable = 0
-    async with aclosing(all_metadata(context)) as found:
+    async with aclosing(all_metadata(context, on_progress=on_progress)) as found:
         async for ledger_id, metadata in found:
             try:
                 if isinstance(metadata, MetadataCorruptError):

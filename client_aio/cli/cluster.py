@@ -638,8 +638,11 @@ async def status(
         lines = [f"`cluster up` runs in {directory} (pid {pid}) with {recorded['metadata']}"]
         lines += [f"  {row['bookie_id']}: {_process_text(row)}" for row in recorded["bookies"]]
         invocation = replace(invocation, metadata=recorded["metadata"])
-    async with invocation.connect() as client:
-        found = await survey(client._context)
+    async with (
+        invocation.connect() as client,
+        invocation.output.tracking("status", every_s=None) as show,
+    ):
+        found = await survey(client._context, lambda count: show(count, None, "ledgers"))
     invocation.output.document({**here, **found.to_document()}, text="\n".join([*lines, survey_text(found)]))
     return int(found.condition)
 

@@ -475,7 +475,12 @@ async def list_(
                         put({"ledger_id": ledger_id}, str(ledger_id))
             return ended
         rows: list[dict[str, Any]] = []
-        async with aclosing(select_ledgers(client._context, wanted)) as found:
+        async with (
+            invocation.output.tracking("list", every_s=None) as show,
+            aclosing(
+                select_ledgers(client._context, wanted, lambda count: show(count, None, "ledgers"))
+            ) as found,
+        ):
             async for one in found:
                 if isinstance(one.metadata, MetadataCorruptError):
                     invocation.output.note(f"bookie-aio: {one.metadata}")

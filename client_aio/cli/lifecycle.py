@@ -10,6 +10,7 @@ import typer
 from client_aio.cli.completion import complete_bookies
 from client_aio.cli.exit_codes import Exit
 from client_aio.cli.options import Invocation, command, usage_error
+from client_aio.cli.output import Output
 from client_aio.config import MIB, AutoRecoveryConfig
 from metadata.access.bookies import (
     DRAINING,
@@ -259,11 +260,12 @@ async def _cancel(invocation: Invocation, bookie: str) -> int:
     return Exit.OK
 
 
-async def _check_unnamed(client: "Client", bookie: str) -> None:
+async def _check_unnamed(client: "Client", bookie: str, output: Output) -> None:
     """Raise InvalidTransitionError where a ledger names the bookie."""
     from client_aio.autorecovery.survey import ledgers_naming
 
-    naming = await ledgers_naming(client._context, bookie)
+    async with output.tracking(f"bookie {bookie}", every_s=None) as show:
+        naming = await ledgers_naming(client._context, bookie, lambda count: show(count, None, "ledgers"))
     if naming:
         raise InvalidTransitionError(
             f"{len(naming):,} ledgers name bookie {bookie}, such as {naming[0]}: have them repaired, "
@@ -287,7 +289,7 @@ async def forget(
         if bookie in client.bookies:
             raise InvalidTransitionError(f"bookie {bookie} runs: stop it before it is forgotten")
         if dry_run:
-            await _check_unnamed(client, bookie)
+            await _check_unnamed(client, bookie, invocation.output)
         else:
             before = (await Orders.read(store)).by_bookie.get(bookie)
             given = Order(DRAINING, since_ms=_now_ms())
@@ -295,7 +297,7 @@ async def forget(
                 # Before the look: from now on no repair names the bookie.
                 await change_order(store, bookie, lambda _: given)
             try:
-                await _check_unnamed(client, bookie)
+                await _check_unnamed(client, bookie, invocation.output)
             except BaseException:
                 await change_order(store, bookie, lambda now: before if now == given else now)
                 raise

@@ -31,6 +31,7 @@ from client_aio.cli.ledger import (
 from client_aio.cli.options import Invocation, PasswordFile, Placement, PlacementOption, command, password_of
 from client_aio.cli.text import custom_of, draw_log, gap_row, link_of, log_row, text_of
 from client_aio.core.log_chain import ROLL_BYTES
+from client_aio.log.truncation import sweep as sweep_logs
 from metadata.model.log import Position
 
 app = typer.Typer(no_args_is_help=True, help="Write, read and look after logs, which are chains of ledgers.")
@@ -371,9 +372,16 @@ async def sweep(
 
     Safe beside writers and readers of any log. Looks at the metadata of every ledger.
     """
-    async with invocation.connect() as client:
-        report = await client.sweep_log_orphans(
-            older_than_s=older_than_s, password=password_of(password_file)
+    async with (
+        invocation.connect() as client,
+        invocation.output.tracking("sweep", every_s=None) as show,
+    ):
+        report = await sweep_logs(
+            client._context,
+            client._lists,
+            older_than_s=older_than_s,
+            password=password_of(password_file),
+            on_progress=show,
         )
     invocation.output.document(
         {

@@ -166,26 +166,29 @@ class Output:
 
     @asynccontextmanager
     async def tracking(
-        self, what: str, *, every_s: float = 10.0
+        self, what: str, *, every_s: float | None = 10.0
     ) -> AsyncIterator[Callable[[int, int | None, str], None]]:
         """Return a function that shows how far a long command is: what is done, of how much, and a text.
 
         On a terminal it moves a bar. Elsewhere a line is written to standard error every ten seconds, even
-        while nothing moves.
+        while nothing moves; with None, nothing is.
         """
         state = ""
 
         def show(done: int, total: int | None, figures: str) -> None:
             nonlocal state
             state = f"{done:,}{'' if total is None else f' of {total:,}'} {figures}"
-            progress.update(task, completed=done, total=total, figures=figures)
+            # Without a total the bar says nothing of how much is done.
+            progress.update(task, completed=done, total=total, figures=state if total is None else figures)
 
-        async def write_lines() -> None:
+        async def write_lines(pause_s: float) -> None:
             while True:
-                await asyncio.sleep(every_s)
+                await asyncio.sleep(pause_s)
                 self.note(f"{what}: {state or 'begins'}")
 
-        writing = None if sys.stderr.isatty() else asyncio.create_task(write_lines())
+        writing = None
+        if every_s is not None and not sys.stderr.isatty():
+            writing = asyncio.create_task(write_lines(every_s))
         try:
             with self.progress() as progress:
                 task = progress.add_task(what, total=None, figures="")

@@ -54,6 +54,7 @@ logger = logging.getLogger(__name__)
 
 _DELETIONS = 8
 """How many ledgers are deleted at once."""
+_LEDGERS_PER_REPORT = 32
 
 
 async def truncate_log(
@@ -282,14 +283,20 @@ async def sweep(
     *,
     older_than_s: float,
     password: bytes,
+    on_progress: Callable[[int, int | None, str], None] = lambda *_: None,
 ) -> SweepReport:
-    """Sweep all logs; see `Client.sweep_log_orphans`."""
-    found = await _ledgers_of_logs(context)
+    """Sweep all logs; see `Client.sweep_log_orphans`.
+
+    Args:
+        on_progress: called with what was done, of how much if that is known, and of what.
+    """
+    found = await _ledgers_of_logs(context, on_progress)
     names = {*found, *await names_ever(context.ledgers.store)}
     ledgers: list[int] = []
     pages: list[str] = []
     failures: list[str] = []
-    for name in sorted(names):
+    for number, name in enumerate(sorted(names)):
+        on_progress(number, len(names), "logs")
         lists = lists_of(name)
         with _noting(failures, f"log={name}"):
             ledgers += await _sweep_ledgers(context, lists, found.get(name, []), older_than_s, password)
@@ -312,9 +319,15 @@ class _Owned(NamedTuple):
     """Whether an application made it, and it was added to the log, or was to be."""
 
 
-async def _ledgers_of_logs(context: ClientContext) -> dict[str, list[_Owned]]:
+async def _ledgers_of_logs(
+    context: ClientContext, on_progress: Callable[[int, int | None, str], None]
+) -> dict[str, list[_Owned]]:
     found: dict[str, list[_Owned]] = {}
+    count = 0
     async for ledger_id in context.ledgers.ledger_ids(sync=True):
+        count += 1
+        if count % _LEDGERS_PER_REPORT == 0:
+            on_progress(count, None, "ledgers")
         try:
             metadata, version = await context.ledgers.read(ledger_id)
         except NoSuchLedgerError:
