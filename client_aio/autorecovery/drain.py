@@ -186,6 +186,8 @@ class Drain:
         self._turns = Rotation(_REREAD_S)
         self._why: dict[int, str] = {}  # why a ledger was not recovered
         self._recovered = 0
+        self.stage = ""
+        """The order that stands, or may stand: it outlives the drain. "" for none."""
         self._name = f"drain.{context.draw_token()}"
         self._worker: OwnedTask | None = None
 
@@ -226,6 +228,7 @@ class Drain:
             plan = await self.plan()
             if plan.stuck:
                 raise _too_few(plan)
+            self.stage = DRAINING
             order = await change_order(self._store, self._bookie_id, self._begin)
             assert order is not None
             self._given = order
@@ -243,7 +246,9 @@ class Drain:
                 await self._dismiss()
             await self._context.pool.directory.refresh()
             await self._check_answered()  # it may have been down when this began
+            self.stage = REMOVED
             await change_order(self._store, self._bookie_id, self._end)
+        self.stage = REMOVED
         await self._remove()
         took_s = round(self._loop.time() - began, 3)
         return DrainReport(self._bookie_id, self._successor, moved, self._recovered, took_s)

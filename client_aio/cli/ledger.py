@@ -715,6 +715,7 @@ async def repair(
             help="Take over a ledger that is not closed: wait so long, then fence its writer and close it.",
         ),
     ] = None,
+    placement: PlacementOption = Placement.WEIGHTED,
     password_file: PasswordFile = None,
 ) -> int:
     """Copy the entries that a bookie owes to another bookie, and name that bookie in the ledger's metadata.
@@ -727,7 +728,7 @@ async def repair(
     Entries that no bookie returns are named, and the others are copied; the exit code is then 5.
     """
     output = invocation.output
-    async with invocation.connect() as client:
+    async with invocation.connect(placement=placement.policy) as client:
         metadata = await client.ledger_metadata(name_or_id(ledger_id))
         which = metadata.ledger_id
         async with output.tracking(f"ledger {ledger_id}") as show:

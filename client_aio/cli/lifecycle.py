@@ -1,5 +1,6 @@
 """`bookie-aio bookie`, the commands that take a bookie out of use: for a while, or for good."""
 
+import asyncio
 import time
 from dataclasses import asdict
 from enum import StrEnum
@@ -9,7 +10,7 @@ import typer
 
 from client_aio.cli.completion import complete_bookies
 from client_aio.cli.exit_codes import Exit
-from client_aio.cli.options import Invocation, command, usage_error
+from client_aio.cli.options import Invocation, Placement, PlacementOption, command, usage_error
 from client_aio.cli.output import Output
 from client_aio.config import MIB, AutoRecoveryConfig
 from metadata.access.bookies import (
@@ -142,6 +143,7 @@ async def decommission(
     bookie: BookieArgument,
     recover_after: RecoverAfter = None,
     rate: Rate = _RATE_MIB,
+    placement: PlacementOption = Placement.WEIGHTED,
     dry_run: DryRun = False,
     cancel: Annotated[
         bool, typer.Option("--cancel", help="Take the order back; entries that were copied stay copied.")
@@ -159,7 +161,14 @@ async def decommission(
     if cancel:
         return await _cancel(invocation, bookie)
     return await _drain(
-        invocation, bookie, "", recover_after=recover_after, rate=rate, dry_run=dry_run, verb="has left"
+        invocation,
+        bookie,
+        "",
+        recover_after=recover_after,
+        rate=rate,
+        placement=placement,
+        dry_run=dry_run,
+        verb="has left",
     )
 
 
@@ -186,6 +195,7 @@ async def replace(
     ],
     recover_after: RecoverAfter = None,
     rate: Rate = _RATE_MIB,
+    placement: PlacementOption = Placement.WEIGHTED,
     dry_run: DryRun = False,
 ) -> int:
     """Put one bookie in another's place: copy what OLD held to NEW, then have OLD leave the cluster.
@@ -199,6 +209,7 @@ async def replace(
         new,
         recover_after=recover_after,
         rate=rate,
+        placement=placement,
         dry_run=dry_run,
         verb=f"is replaced by {new}, and has left",
     )
@@ -211,6 +222,7 @@ async def _drain(
     *,
     recover_after: float | None,
     rate: float,
+    placement: Placement,
     dry_run: bool,
     verb: str,
 ) -> int:
@@ -220,7 +232,7 @@ async def _drain(
 
     output = invocation.output
     async with (
-        invocation.connect() as client,
+        invocation.connect(placement=placement.policy) as client,
         output.tracking(f"bookie {bookie}") as show,
     ):
 
@@ -240,7 +252,17 @@ async def _drain(
             plan = await drain.plan()
             output.document(document_of_plan(plan), text=text_of_plan(plan))
             return Exit.UNAVAILABLE if plan.stuck else Exit.OK
-        report = await drain.run()
+        try:
+            report = await drain.run()
+        except asyncio.CancelledError:
+            if drain.stage == DRAINING:
+                output.note(
+                    f"interrupted: bookie {bookie} stays draining, and takes no entries. Run this again to "
+                    f"go on; `bookie-aio bookie decommission --cancel {bookie}` takes the order back"
+                )
+            elif drain.stage:
+                output.note(f"interrupted: bookie {bookie} is being removed. Run this again to end that")
+            raise
     output.document(
         asdict(report),
         text=f"bookie {bookie} {verb} the cluster: {report.ledgers_moved:,} ledgers moved in "

@@ -38,6 +38,31 @@ def test_ledgers_are_placed_over_racks_when_asked_for(racked: RunningCluster, co
         assert {rack_of[bookie_id] for bookie_id in fragment["bookies"]} == {"r1", "r2"}
 
 
+def _racks_of(running: RunningCluster, ledger_id: str) -> set[str]:
+    rack_of = {row["bookie_id"]: row["rack"] for row in running.cli.rows("bookie", "list")}
+    fragments = running.cli.rows("ledger", "show", ledger_id)["fragments"]
+    return {rack_of[bookie_id] for bookie_id in fragments[-1]["bookies"]}
+
+
+def test_copies_of_commands_are_placed_over_racks_when_asked_for(tmp_path: Path) -> None:
+    """By chance alone, every second ledger would stand on one rack."""
+    running = RunningCluster(tmp_path, "-n", "4", "--racks", "2", "--no-autorecovery")
+    cli, over_racks = running.cli, ("--placement", "rack-aware")
+    try:
+        ledgers = []
+        for _ in range(8):
+            written = cli.run("ledger", "write", "-e", "2", "-w", "2", "-", *over_racks, stdin=b"x\n")
+            ledgers.append(written.decode().strip())
+        for ledger_id in ledgers:
+            cli.run("ledger", "repair", ledger_id, "--replace", "b2", *over_racks)
+            assert _racks_of(running, ledger_id) == {"r1", "r2"}
+        cli.run("bookie", "decommission", "b1", *over_racks)
+        for ledger_id in ledgers:
+            assert _racks_of(running, ledger_id) == {"r1", "r2"}
+    finally:
+        running.end()
+
+
 def test_a_write_set_on_one_rack_is_said_on_standard_error(tmp_path: Path) -> None:
     running = RunningCluster(tmp_path, "-n", "2", "--racks", "1")
     try:

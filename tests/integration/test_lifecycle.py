@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 from contextlib import aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -234,7 +235,8 @@ async def _write(writer: client_aio.LedgerWriter) -> int:
         return count
 
 
-async def test_a_drain_that_is_interrupted_goes_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+async def test_a_drain_that_is_interrupted_goes_on(tmp_path: Path, how: signal.Signals) -> None:
     async with Cluster(tmp_path, bookies=4) as cluster, client_aio.connect(cluster.uri) as client:
         ledger_ids = [await written(client, count=500) for _ in range(4)]
         bookie = (await client.ledger_metadata(ledger_ids[0])).last_fragment.bookies[0]
@@ -244,8 +246,12 @@ async def test_a_drain_that_is_interrupted_goes_on(tmp_path: Path) -> None:
             async for _ in changes:
                 if await store.children(KEY_REPAIR_LOCKS):
                     break
-        process.kill()
-        process.communicate()
+        process.send_signal(how)
+        _, said = await asyncio.to_thread(process.communicate)
+        if how is signal.SIGINT:
+            assert f"bookie {bookie} stays draining".encode() in said
+            assert f"bookie decommission --cancel {bookie}".encode() in said
+            assert process.returncode == 130
         assert bookie in await named(client)
         out = await asyncio.to_thread(cli.rows, "bookie", "decommission", bookie)
         assert out["bookie_id"] == bookie
