@@ -30,7 +30,15 @@ from client_aio.autorecovery.survey import all_metadata, layout_in_full
 from client_aio.autorecovery.worker import Worker
 from client_aio.bookies.connection import list_ledgers
 from client_aio.config import AutoRecoveryConfig
-from client_aio.core.audit import Pace, Rotation, Ties, has_substitute, ties_of
+from client_aio.core.audit import (
+    Pace,
+    Rotation,
+    Ties,
+    has_room,
+    has_substitute,
+    least_bytes_owed,
+    ties_of,
+)
 from metadata.access.bookies import (
     DRAINING,
     REMOVED,
@@ -118,6 +126,17 @@ class DrainPlan:
     ties: dict[int, Ties] = field(default_factory=dict)
     stuck: list[int] = field(default_factory=list)
     """Ledgers with a fragment that no usable bookie is outside of."""
+    least_bytes: int = 0
+    """Payload bytes that others have to take for certain. Often there are more."""
+    free_bytes: int = 0
+    """Of all bookies that take entries, as they announced it last."""
+    has_room: bool = True
+    """False where the disks of all others are too small for certain."""
+
+    @property
+    def is_refused(self) -> bool:
+        """Return whether the drain could not end."""
+        return bool(self.stuck) or not self.has_room
 
     def count(self, tie: Ties) -> int:
         """Return how many ledgers tie the bookie in this way."""
@@ -181,6 +200,7 @@ class Drain:
         self._looked_at = 0.0
         self._given = Order(DRAINING)
         self._held: Collection[int] | None = None
+        self._least_bytes = 0
         self._open_since: dict[int, tuple[Fragment, float]] = {}
         self._with_task: set[int] = set()  # in the step before
         self._turns = Rotation(_REREAD_S)
@@ -208,8 +228,11 @@ class Drain:
         running = self._context.pool.directory.available
         await self._check_answered()
         plan = DrainPlan(self._bookie_id, self._successor, self._bookie_id in running)
-        usable = [name for name, one in running.items() if one.is_writable and name != self._bookie_id]
+        usable = {name: one for name, one in running.items() if one.is_writable and name != self._bookie_id}
         plan.ties, plan.stuck = await self._scan(usable)
+        plan.least_bytes = self._least_bytes
+        plan.free_bytes = sum(one.free_bytes or 0 for one in usable.values())
+        plan.has_room = has_room(plan.least_bytes, usable.values())
         return plan
 
     async def run(self) -> DrainReport:
@@ -217,7 +240,8 @@ class Drain:
 
         Raises:
             BookieUnavailableError: the bookie runs, and does not obey in time.
-            NotEnoughBookiesError: some ledger has no bookie to move to. Nothing was changed.
+            NotEnoughBookiesError: some ledger has no bookie to move to, or the others' disks are too small
+                for certain. Nothing was changed.
             InvalidTransitionError: nothing has moved for `stall_s`; the message names the ledgers and why.
                 Or the order was taken back meanwhile. Or see `plan`.
             MetadataUnavailableError: the store does not answer.
@@ -226,7 +250,7 @@ class Drain:
         order = (await Orders.read(self._store)).by_bookie.get(self._bookie_id)
         if order is None or order.mode != REMOVED:
             plan = await self.plan()
-            if plan.stuck:
+            if plan.is_refused:
                 raise _too_few(plan)
             self.stage = DRAINING
             order = await change_order(self._store, self._bookie_id, self._begin)
@@ -320,6 +344,7 @@ class Drain:
         await self._store.sync(KEY_LEDGERS)
         found: dict[int, Ties] = {}
         stuck: list[int] = []
+        self._least_bytes = 0
         async with aclosing(all_metadata(self._context)) as ledgers:
             async for ledger_id, metadata in ledgers:
                 if isinstance(metadata, MetadataCorruptError):
@@ -328,6 +353,7 @@ class Drain:
                     ties, has_place = await self._look(metadata, usable)
                     if ties:
                         found[ledger_id] = ties
+                        self._least_bytes += least_bytes_owed(metadata, self._bookie_id)
                     if not has_place:
                         stuck.append(ledger_id)
         return found, stuck
@@ -578,6 +604,11 @@ def _reason(ties: Ties) -> str:
 
 
 def _too_few(plan: DrainPlan) -> NotEnoughBookiesError:
+    if not plan.stuck:
+        return NotEnoughBookiesError(
+            f"bookie {plan.bookie_id} cannot leave: others have to take {plan.least_bytes:,} bytes at least, "
+            f"and {plan.free_bytes:,} bytes are free on those that take entries. Start another bookie first"
+        )
     named = ", ".join(map(str, plan.stuck[:_NAMED_MAX]))
     more = "" if len(plan.stuck) <= _NAMED_MAX else ", …"
     return NotEnoughBookiesError(

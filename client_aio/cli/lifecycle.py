@@ -154,7 +154,7 @@ async def decommission(
     The bookie may run or be lost. It takes no entries any more, and live writers move off it without a failed
     add. Auto recovery copies its entries; where no worker is alive, this command does. In the end the
     bookie stops, and its id is never used again. May be interrupted anywhere, and run again: it goes on.
-    Refused where a ledger has no other bookie to move to.
+    Refused where a ledger has no other bookie to move to, or the disks of the others are surely too small.
     """
     if cancel and dry_run:
         usage_error("--cancel takes the order back, and --dry-run changes nothing: give one of the two")
@@ -251,7 +251,7 @@ async def _drain(
         if dry_run:
             plan = await drain.plan()
             output.document(document_of_plan(plan), text=text_of_plan(plan))
-            return Exit.UNAVAILABLE if plan.stuck else Exit.OK
+            return Exit.UNAVAILABLE if plan.is_refused else Exit.OK
         try:
             report = await drain.run()
         except asyncio.CancelledError:

@@ -451,6 +451,9 @@ def document_of_plan(plan: DrainPlan) -> dict[str, Any]:
         "in_recovery": plan.count(Ties.RECOVERY),
         "with_entries_found_nowhere": plan.count(Ties.ABSENT),
         "stuck": plan.stuck,
+        "least_bytes": plan.least_bytes,
+        "free_bytes": plan.free_bytes,
+        "has_room": plan.has_room,
     }
 
 
@@ -464,9 +467,13 @@ def text_of_plan(plan: DrainPlan) -> str:
     ]
     if plan.count(Ties.ABSENT):
         lines.append(f"{plan.count(Ties.ABSENT):,} have entries that only it may hold: repair them first")
+    least, free = plan.least_bytes / 2**30, plan.free_bytes / 2**30
+    lines.append(f"others have to take {least:,.1f} GiB at least, and have {free:,.1f} GiB free")
     if plan.stuck:
         named = ", ".join(map(str, plan.stuck[:20])) + (", …" if len(plan.stuck) > 20 else "")
         lines.append(f"{len(plan.stuck):,} have no other bookie to move to: {named}. Start another bookie")
+    elif not plan.has_room:
+        lines.append("they have too little room. Start another bookie")
     else:
         lines.append("nothing stands against it" if not plan.count(Ties.ABSENT) else "")
     return "\n".join(line for line in lines if line)

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from client_aio.core.repair_plan import Part
+    from metadata.access.bookies import BookieRecord
     from metadata.access.repair_tasks import WorkerRecord
     from metadata.model.ledger import Fragment, LedgerMetadata
 
@@ -535,6 +536,31 @@ def has_substitute(layout: Layout, bookie_id: str, usable: Collection[str]) -> b
         for ensemble in (*layout.complete, layout.growing)
         if bookie_id in ensemble
     )
+
+
+def least_bytes_owed(metadata: LedgerMetadata, bookie_id: str) -> int:
+    """Return payload bytes of a ledger that a bookie owes for certain; 0 where the metadata do not say.
+
+    They say how long a ledger is, and not which fragment has how much of that, nor what was trimmed.
+    """
+    is_told = metadata.is_closed and not (metadata.is_unbounded or metadata.absent or metadata.given_up)
+    holds_all = metadata.ensemble_size == metadata.write_quorum and all(
+        bookie_id in fragment.bookies for fragment in metadata.fragments
+    )
+    return (metadata.length or 0) if is_told and holds_all else 0
+
+
+def has_room(least_bytes: int, usable: Iterable[BookieRecord]) -> bool:
+    """Return whether so many bytes may have room on some bookies. False is certain, unless these free some.
+
+    A bookie announces its free space again when that has changed by a twentieth of its disks, or a tenth.
+    """
+    room = 0.0
+    for record in usable:
+        if record.free_bytes is None or record.disk_bytes is None:
+            return True
+        room += min(record.free_bytes + record.disk_bytes / 20, record.free_bytes / 0.9)
+    return least_bytes <= room
 
 
 class Pace:

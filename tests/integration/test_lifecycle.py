@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import client_aio
+from client_aio.autorecovery import drain
 from client_aio.autorecovery.drain import Drain, DrainProgress, cancel_drain
 from client_aio.autorecovery.survey import survey
 from client_aio.config import AutoRecoveryConfig
@@ -29,7 +30,7 @@ from metadata.access.bookies import (
     change_order,
 )
 from metadata.access.repair_tasks import BY_HAND, RepairTasks, WorkerRecord
-from metadata.errors import InvalidTransitionError, LedgerRepairError
+from metadata.errors import InvalidTransitionError, LedgerRepairError, NotEnoughBookiesError
 from metadata.ids import KEY_COOKIES, KEY_ORDERS, KEY_REPAIR_LOCKS, ledger_key
 from metadata.model.ledger import Absent, LedgerMetadata
 from tests.integration.test_autorecovery import faults_of, until, written
@@ -287,6 +288,25 @@ async def test_a_bookie_without_substitutes_does_not_leave(tmp_path: Path) -> No
         plan, _ = await asyncio.to_thread(process.communicate)
         assert (process.returncode, json.loads(plan)["stuck"]) == (4, [ledger_id])
         assert client.bookies["b2"].is_writable, "a refusal changes nothing"
+
+
+async def test_a_bookie_does_not_leave_where_the_others_are_too_small_for_certain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Cluster(tmp_path, bookies=4) as cluster, client_aio.connect(cluster.uri) as client:
+        ledger_ids = [await written(client) for _ in range(3)]
+        found = [await client.ledger_metadata(one) for one in ledger_ids]
+        bookie = found[0].last_fragment.bookies[0]
+        plan = await Drain(client._context, bookie).plan()
+        lengths = [one.length or 0 for one in found if bookie in one.last_fragment.bookies]
+        assert plan.least_bytes == sum(lengths) > 0
+        assert plan.free_bytes > plan.least_bytes
+        assert not plan.is_refused
+        monkeypatch.setattr(drain, "has_room", lambda *_: False)
+        with pytest.raises(NotEnoughBookiesError, match=f"take {plan.least_bytes:,} bytes at least"):
+            await Drain(client._context, bookie).run()
+        assert client.bookies[bookie].is_writable, "a refusal changes nothing"
+        assert not (await Orders.read(client._context.ledgers.store)).by_bookie
 
 
 @pytest.mark.parametrize("is_alive", [True, False])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -26,15 +27,18 @@ from client_aio.core.audit import (
     dealt,
     fewest_copies,
     good_copies,
+    has_room,
     layout_of,
+    least_bytes_owed,
     marks_stay,
     retry_after_s,
     seats_to_repair,
 )
 from client_aio.core.quorum import write_set
 from client_aio.core.repair_plan import Part
+from metadata.access.bookies import BookieRecord
 from metadata.access.repair_tasks import WorkerRecord
-from metadata.model.ledger import Fragment, LedgerMetadata, UnboundedRecord
+from metadata.model.ledger import Absent, Fragment, LedgerMetadata, UnboundedRecord
 
 NAMES = tuple(f"b{number}" for number in range(1, 7))
 
@@ -298,6 +302,30 @@ def test_marks_stay_where_entries_may_still_be_added() -> None:
         unbounded=UnboundedRecord("x"),
     )  # fmt: skip
     assert set(marks_stay(unbounded)) == {"b1", "b2"}
+
+
+def test_bytes_are_owed_for_certain_where_a_bookie_has_all_of_a_closed_ledger() -> None:
+    def of(*ensembles: str, **how: Any) -> LedgerMetadata:
+        return replace(ledger(*ensembles, is_closed=True, **how), length=100)
+
+    assert least_bytes_owed(of("b1 b2", "b1 b3"), "b1") == 100
+    assert least_bytes_owed(of("b1 b2", "b1 b3"), "b2") == 0, "it has one of two fragments"
+    assert least_bytes_owed(of("b1 b2 b3"), "b1") == 0, "the ledger is striped"
+    assert least_bytes_owed(ledger("b1 b2"), "b1") == 0, "it is open"
+    assert least_bytes_owed(replace(of("b1 b2"), absent=(Absent(0, 1, "b9", 1),)), "b1") == 0
+
+
+def test_there_is_room_unless_all_bookies_say_that_there_is_none() -> None:
+    def bookie(free_bytes: int | None, disk_bytes: int | None = 10_000) -> BookieRecord:
+        return BookieRecord("b1", ["h:1"], "n", free_bytes=free_bytes, disk_bytes=disk_bytes)
+
+    small = bookie(900)
+    assert has_room(1000, [small]), "a change of a tenth is not announced"
+    assert not has_room(1001, [small])
+    assert not has_room(5101, [bookie(5000, 2000)]), "nor one of a twentieth of the disks"
+    assert has_room(1001, [small, bookie(1)])
+    assert has_room(10**15, [small, bookie(None, None)])
+    assert not has_room(1, [])
 
 
 def test_copies_by_replicas_count_what_was_listed() -> None:
