@@ -225,6 +225,7 @@ def _help_of(function: Callable[..., Any]) -> str:
 
 def _run(invocation: Invocation, function: Callable[..., Any], values: dict[str, Any]) -> int:
     try:
+        tune_gc()
         result = function(invocation, **values)
         if inspect.iscoroutine(result):
             result = _run_coroutine(invocation.loop, result)
@@ -249,7 +250,6 @@ def _run_coroutine(loop: Loop, coroutine: Coroutine[Any, Any, Any]) -> Any:
             factory = uvloop.new_event_loop
     running = _until_terminated(coroutine)
     try:
-        tune_gc()
         with asyncio.Runner(loop_factory=factory) as runner:
             return runner.run(running)
     finally:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import itertools
 import json
 import uuid
 from dataclasses import dataclass, replace
@@ -368,8 +369,12 @@ def _importer(
             settings = {old: _settings(log, job, ledger, password) for old, ledger in ledgers.items()}
             task = _Import(client, settings)
             for batch in batches:
-                for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
-                    task.take(*row)
+                olds, entry_ids, values = (column.to_pylist() for column in batch.columns)
+                first = 0
+                for old, run in itertools.groupby(olds):
+                    end = first + sum(1 for _ in run)
+                    task.take(old, entry_ids[first:end], values[first:end])
+                    first = end
             task.finish()
         made = [{"old": old, "ledger_id": new} for old, new in task.made.items()]
         yield pyarrow.RecordBatch.from_pylist(made, schema=arrow_schema_of_ddl(_IMPORTED))
@@ -387,21 +392,22 @@ class _Import:
         self._following = 0
         self.made: dict[int, int] = {}
 
-    def take(self, old: int, entry_id: int, value: bytes) -> None:
-        """Add an entry to the new ledger for the exported ledger `old`."""
+    def take(self, old: int, entry_ids: list[int], values: list[bytes]) -> None:
+        """Add entries to the new ledger for the exported ledger `old`; its close tells of a failure."""
         if old not in self.made:
             self.finish()
             self._writer = self._client.create_ledger(**self._settings[old])
             self._following, self.made[old] = 0, self._writer.ledger_id
-        if entry_id != self._following:
-            raise BookKeeperError(
-                f"entry {self._following} of exported ledger {old} is missing: {entry_id} follows",
-                ledger_id=old,
-                entry_id=self._following,
-            )
+        for following, entry_id in enumerate(entry_ids, self._following):
+            if entry_id != following:
+                raise BookKeeperError(
+                    f"entry {following} of exported ledger {old} is missing: {entry_id} follows",
+                    ledger_id=old,
+                    entry_id=following,
+                )
         assert self._writer is not None
-        self._writer.add_entry_nowait(value)
-        self._following += 1
+        self._writer.add_batch_nowait(values)
+        self._following += len(values)
 
     def finish(self) -> None:
         """Close the ledger that is being written, if there is one."""

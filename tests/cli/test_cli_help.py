@@ -7,6 +7,7 @@ import re
 import pytest
 
 from benchmarks import every_command
+from client_aio.cli import options
 from tests.support.cli import Cli
 
 
@@ -60,6 +61,24 @@ def test_every_command_stands_in_the_script_that_tries_them_all() -> None:
     assert len(every) > 50
     assert every.keys() - every_command.REAL.keys() - every_command.NOT_RUN == set()
     assert every_command.REAL.keys() - every.keys() == set()
+
+
+class Tuned(BaseException):
+    """The collector is tuned; raised to end a command before it does anything."""
+
+
+@pytest.mark.parametrize("name", every_command.commands())
+def test_every_command_tunes_the_collector_before_it_begins(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def tune() -> None:
+        raise Tuned
+
+    monkeypatch.setattr(options, "tune_gc", tune)
+    command = every_command.commands()[name]
+    context = command.make_context(name, [], resilient_parsing=True)
+    with pytest.raises(Tuned):
+        command.invoke(context)
 
 
 def test_a_value_of_the_wrong_type_is_refused_with_the_option_s_name() -> None:
