@@ -150,6 +150,8 @@ class Simulation:
         self.served: set[str] = set()
         """Bookies that have come to serve once: they are formatted."""
         self.is_store_set_back = False
+        self.has_lost_cookie = False
+        """A directory of the dishonest bookie has not its cookie."""
         self.damaged_files: list[str] = []
         """What `tests.sim.faults.files` did to files of the dishonest bookie."""
         self._meta_faults: dict[str, MetadataFaults] = {}
@@ -301,6 +303,11 @@ class Simulation:
             )
             self.history.require(
                 name not in self.left, "WhoLeftDoesNotServe", lambda: f"{name} serves without a cookie"
+            )
+            self.history.require(
+                not self.has_lost_cookie or name != self.dishonest,
+                "WhoLostItsCookieDoesNotServe",
+                lambda: f"{name} serves without its cookie",
             )
             age = bookie.age
             # A damaged file of the age counts as one that is missing; the dishonest disk alone damages files.

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.sim.faults.files import ONE_FILE
+from bookie_aio.storage.segment.format import AGE, COOKIE, RESERVE
+from tests.sim.faults.files import ONE_FILE, Files
+from tests.sim.plan import Fault
 from tests.sim.profiles import draw_plan
 from tests.sim.simulation import run_plan
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.sim.faults.files import Place
 
 SEEDS = [
     ("stale-files", 0),
@@ -47,3 +56,23 @@ def test_each_kind_of_damage_to_a_file_strikes_soon() -> None:
         if all(counts[kind] for kind in ONE_FILE):
             return
     raise AssertionError(f"some kinds never struck: {counts}")
+
+
+@pytest.mark.parametrize("kind", ["file_emptied", "file_truncated", "file_of_another", "file_set_back"])
+@pytest.mark.parametrize("name", [AGE, COOKIE, RESERVE])
+def test_files_of_which_a_bookie_has_one_are_damaged(
+    name: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bookie without its cookie does not start, and one without its age marks all that it had."""
+    struck, real = [], Files.draw
+
+    def draw(files: Files, allows: Callable[[Place], bool] = lambda place: True) -> Place | None:
+        struck.append(real(files, lambda place: place[1] == name and allows(place)))
+        return struck[-1]
+
+    monkeypatch.setattr(Files, "draw", draw)
+    plan = draw_plan("damaged-files", 500)
+    faults = [Fault(2.0 + number, kind, "", lasts=1.5) for number in range(2)]
+    result = run_plan(replace(plan, faults=tuple(faults)))
+    assert result.is_good, result.text
+    assert any(struck) or (name, kind) in ((COOKIE, "file_set_back"), (RESERVE, "file_set_back"))

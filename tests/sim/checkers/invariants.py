@@ -33,6 +33,7 @@ the models have one.
 - AddsGoOn, with guaranteed write quorum: adds are acknowledged within a bound while Qa bookies of the
   ensemble are well, whatever the others do (rule 9; `tests.sim.profiles.refusals`).
 - WipedBookiesDoNotServe: a bookie whose disk was replaced by an empty one does not start (rule 6).
+- WhoLostItsCookieDoesNotServe: nor does one with a directory whose cookie is gone, cut, or another one's.
 - IdsAreGivenOnce: no client gets the id of a ledger that another one got, whatever became of the metadata.
 - Liveness: once faults stop, every ledger can be recovered and closed within a bound.
 - Unexpected: no call raises an error that is not in the tree of errors.

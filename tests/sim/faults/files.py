@@ -15,6 +15,8 @@ The limits of such faults follow from what the files say of one another (docs/ST
   group. Both would make a copy of the last two seconds, which nothing needs to tell from the directory.
 - A directory is set back to a moment before the bookie's last start. So the store knows of a start that the
   directory does not.
+
+A bookie one of whose cookies is gone, cut, or another one's does not serve (WhoLostItsCookieDoesNotServe).
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ _BACK_AFTER_S = 0.1
 _COPY_ALONE_S = 4.0
 """Longer than the session of the bookie that was killed, which holds its registration."""
 _SUFFIXES = (form.SEGMENT_SUFFIX, form.INDEX_SUFFIX, form.TABLE_SUFFIX, form.SPARE_SUFFIX)
+_NAMES = (form.CHECKPOINT, "witness", form.AGE, form.COOKIE, form.RESERVE)
 Place = tuple[str, str]
 """A directory, and a name in it."""
 
@@ -47,7 +50,7 @@ def kind_of(name: str) -> str:
     for suffix in _SUFFIXES:
         if form.id_of(name, suffix) is not None:
             return suffix
-    return name if name in (form.CHECKPOINT, "witness") else ""
+    return name if name in _NAMES else ""
 
 
 class Files:
@@ -136,11 +139,21 @@ def _strike(simulation: Simulation, fault: Fault, change: Callable[[Files], str]
     has_power = fault.other != "power"
     was_up = simulation.stop_bookie(name, has_power=has_power, back_after=_BACK_AFTER_S)
     files = Files(simulation.disks[name], simulation.fault_rng, is_exact=has_power and was_up)
+    cookies = _cookies(files.disk)
     text = change(files)
+    simulation.has_lost_cookie |= _cookies(files.disk) != cookies
     if text:
         simulation.history.note("fault", fault.kind, name, text)
         simulation.damaged_files.append(text)
     return bool(text) and was_up
+
+
+def _cookies(disk: Hardware) -> list[bytes]:
+    return [
+        bytes(inode.data)
+        for _, directory in sorted(disk.directories.items())
+        if (inode := directory.entries.get(form.COOKIE)) is not None
+    ]
 
 
 # --- one file --------------------------------------------------------------------------------------
@@ -200,7 +213,7 @@ def files_set_back(simulation: Simulation, fault: Fault) -> None:
 
     Files that came since are removed, or stay. The age files say that more was durable since the copy. They
     are put back as well only if the age was raised since. Otherwise the copy is of the last two seconds, and
-    nothing needs to tell it from the files.
+    nothing needs to tell it from the files. Or the age files are gone: a restore has left them out.
     """
     disk, rng = simulation.disks[simulation.dishonest], simulation.fault_rng
     image, reached = image_of(disk), _reached(disk)
@@ -214,12 +227,15 @@ def files_set_back(simulation: Simulation, fault: Fault) -> None:
         share, removes = rng.choice((0.3, 0.7, 0.9, 1.0)), rng.random() < 0.5
         is_raised = any(file.number > age for file in ages)
         spares_age = not is_raised or rng.random() < 0.7
+        loses_age = rng.random() < 0.2
         count = 0
         for path, directory in sorted(files.disk.directories.items()):
             for name in sorted({*directory.entries, *image.get(path, {})}):
                 if (name == form.AGE and spares_age) or name == form.COOKIE or rng.random() >= share:
                     continue
                 count += _put_back(files, (path, name), image.get(path, {}).get(name), removes=removes)
+            if loses_age and form.AGE in directory.entries:
+                files.name((path, form.AGE), None)
         return f"{count} files are as they were at {fault.at:.3f} s" if count else ""
 
     simulation.after(fault.lasts, _later, simulation, fault, partial(_strike, change=change))
@@ -260,7 +276,7 @@ def file_truncated(simulation: Simulation, fault: Fault) -> bool:
 
     def change(files: Files, place: Place) -> str:
         data = bytes(files.inode(place).data)
-        used = len(data.rstrip(b"\0"))
+        used = len(data.rstrip(b"\0")) or len(data)  # a reserve has zeros
         if not used:
             return ""
         size = int(files.rng.random() * used)
@@ -436,6 +452,13 @@ def restore(disk: Hardware, image: Image) -> None:
             directory.entries[name] = directory.durable[name] = inode
 
 
+def put_back(simulation: Simulation, image: Image) -> None:
+    """Put a copy in the place of all directories of the bookie whose medium may lie; it must not run."""
+    restore(simulation.disks[simulation.dishonest], image)
+    simulation.damaged_files.append("all")
+    simulation.has_lost_cookie = False
+
+
 @kind
 def directory_set_back(simulation: Simulation, fault: Fault) -> bool:
     """A bookie's directories are copied while it is down, and put back after `lasts`, with starts between."""
@@ -451,9 +474,8 @@ def directory_set_back(simulation: Simulation, fault: Fault) -> bool:
         if simulation.is_healed or name not in simulation.bookies or simulation.bookies[name].stopped.done():
             return
         simulation.stop_bookie(name, has_power=True, back_after=_BACK_AFTER_S)
-        restore(simulation.disks[name], image)
+        put_back(simulation, image)
         simulation.history.note("fault", fault.kind, name, f"is as it was at {fault.at:.3f} s")
-        simulation.damaged_files.append("all")
         simulation.stats[fault.kind] += 1
 
     simulation.after(max(fault.lasts, 0.6), go_back)

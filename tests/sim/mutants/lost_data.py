@@ -42,6 +42,19 @@ MUTANTS = [
         ("damaged-files",),
     ),
     Mutant(
+        500, "a directory without its age counts as a new one",
+        (Edit("bookie_aio.core.identity:compare_ages",
+              "if file is None:\n        return Standing.OLDER",
+              "if file is None:\n        return Standing.SAME"),),
+        ("partial-restores",),
+    ),
+    Mutant(
+        501, "the cookie of another bookie, or of another life, is as good as its own",
+        (Edit("bookie_aio.core.identity:_check_owner", "if cookie.bookie_id != bookie_id:", "if False:"),
+         Edit("bookie_aio.core.identity:decide", "if found != stored:", "if False:")),
+        ("damaged-files",),
+    ),
+    Mutant(
         106, "a witness of the past is believed",
         (Edit(f"{_RECOVERY}._judge", "if claimed + 1 < self._newest:", "if False:"),),
         tests=(_WITNESS_TESTS, "-k", "zeroed_tail"),
