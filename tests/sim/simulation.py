@@ -150,6 +150,8 @@ class Simulation:
         self.served: set[str] = set()
         """Bookies that have come to serve once: they are formatted."""
         self.is_store_set_back = False
+        self.ledgers_of_copy: list[int] = []
+        """Ledgers that the copy knows to which the metadata store was set back."""
         self.has_lost_cookie = False
         """A directory of the dishonest bookie has not its cookie."""
         self.damaged_files: list[str] = []
@@ -490,12 +492,17 @@ class Simulation:
             lambda: f"{who} was given ledger {ledger_id}, which {holder} had been given",
         )
 
-    def forget_ledgers(self, ids: list[int]) -> None:
-        """Have nobody choose a ledger that was created until now. These ids may be given out again."""
-        self.ledger_ids.clear()
-        self._ids_by.clear()
+    def forget_ledgers(self, ids: list[int], *, are_others_chosen: bool) -> None:
+        """Let these ids be given out again, and have nobody choose them; nor others, but if that is told.
+
+        A client that was given one of them ends.
+        """
+        kept = set(self.ledger_ids).difference(ids) if are_others_chosen else set()
+        for known in (self.ledger_ids, *self._ids_by.values()):
+            known[:] = [one for one in known if one in kept]
         for ledger_id in ids:
-            self._given.pop(ledger_id, None)
+            if (who := self._given.pop(ledger_id, None)) is not None:
+                self.stop_client(who.partition(",")[0])
 
     async def newest_ledger(self, *, after: int, by: str = "") -> int:
         """Wait until there is a ledger above `after` (created by that client), and give the newest."""

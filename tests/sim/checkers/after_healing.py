@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from bookie_aio.metrics import METRICS
 from metadata.errors import BookKeeperError, NoSuchLedgerError
+from tests.sim.checkers import older_metadata
 from tests.sim.checkers.replicas import Copies
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from tests.sim.simulation import Simulation
 
 RECOVERY_BOUND_S = 40.0
+_TRIED_S = 6.0
+"""The time after which a ledger counts as one that its marks keep from being closed."""
 CHECKERS: list[Callable[[Simulation, Client], Awaitable[None]]] = []
 """Checks of logs and of unbounded ledgers; the checking client runs them after those of bounded ledgers."""
 CHECKER = "judge"
@@ -39,7 +42,8 @@ async def _check(simulation: Simulation, client: Client) -> None:
     for record in _there(simulation):
         if not await _recover(simulation, client, record):
             return
-        await _read_all(simulation, client, record.ledger_id, "judge")
+        if not record.is_excused:
+            await _read_all(simulation, client, record.ledger_id, "judge")
     second: Any = simulation.spawn_client("second", _second)
     await second
     await _count_copies(simulation, client)
@@ -79,8 +83,8 @@ def _there(simulation: Simulation) -> Iterator[LedgerRecord]:
     """Yield the ledgers that are there when it is their turn, but for those that other checkers check."""
     history = simulation.history
     for record in list(history.ledgers.values()):
-        is_there = record.metadata is not None and not record.is_gone and not record.is_of_before
-        if is_there and record.ledger_id not in history.ignored:
+        is_there = record.metadata is not None and record.present is not None and not record.is_gone
+        if is_there and not record.is_excused and record.ledger_id not in history.ignored:
             yield record
 
 
@@ -94,6 +98,9 @@ async def _recover(simulation: Simulation, client: Client, record: LedgerRecord)
                 ledger_id, recover=True, password=simulation.password(ledger_id)
             )
         except BookKeeperError as error:
+            is_late = loop.now > give_up_at - RECOVERY_BOUND_S + _TRIED_S
+            if is_late and older_metadata.cannot_be_closed(simulation.history, record, simulation.dishonest):
+                return True
             if loop.now > give_up_at:
                 simulation.history.fail(
                     "Liveness", f"ledger {ledger_id} cannot be closed though all faults are over: {error!r}"
@@ -102,8 +109,9 @@ async def _recover(simulation: Simulation, client: Client, record: LedgerRecord)
             simulation.history.note("judge", f"recovering ledger {ledger_id}:", repr(error))
             await asyncio.sleep(0.5)
         else:
-            if record.closed_last != opened.last_add_confirmed and not record.is_gone:
-                text = f"ledger {ledger_id} was recovered, and is closed at {record.closed_last}"
+            present = None if record.is_gone else record.present
+            if present is not None and present.last_entry != opened.last_add_confirmed:
+                text = f"ledger {ledger_id} was recovered, and is closed at {present.last_entry}"
                 simulation.history.fail("Liveness", f"{text}: {opened.last_add_confirmed}")
             break
     return True
@@ -130,7 +138,9 @@ async def _read_all(simulation: Simulation, client: Client, ledger_id: int, who:
                     following += 1
         except NoSuchLedgerError:
             history.require(
-                record.is_gone, "AllAckedEntriesAreReadable", lambda: f"ledger {ledger_id} is gone"
+                record.is_gone or record.present is None,
+                "AllAckedEntriesAreReadable",
+                lambda: f"ledger {ledger_id} is gone",
             )
             return
         except BookKeeperError as failure:
@@ -141,13 +151,12 @@ async def _read_all(simulation: Simulation, client: Client, ledger_id: int, who:
             await asyncio.sleep(0.5)
         else:
             break
-    needed = max(
-        record.acked, record.read_up_to, record.closed_last if record.closed_last is not None else -1
-    )
     history.require(
-        following > needed,
+        following > record.needed,
         "AllAckedEntriesAreReadable",
-        lambda: f"{who} could read ledger {ledger_id} up to {following - 1} only, of {needed}: {error!r}",
+        lambda: (
+            f"{who} could read ledger {ledger_id} up to {following - 1} only, of {record.needed}: {error!r}"
+        ),
     )
 
 

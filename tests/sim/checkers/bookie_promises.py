@@ -177,6 +177,7 @@ class Words:
         self._history.require(
             metadata is None
             or record.is_deleted
+            or record.is_fenced_by_older
             or metadata.is_unbounded
             or metadata.state is not LedgerState.OPEN,
             "OpenLedgersAreNotFenced",
@@ -223,6 +224,10 @@ class Words:
     def is_damaged(self, bookie: str, ledger_id: int) -> None:
         """Note that a bookie said that it lost data of a ledger."""
         self._damaged.setdefault((bookie, ledger_id), len(self._history.events))
+
+    def is_marked_by_others(self, ledger_id: int, bookie: str) -> bool:
+        """Return whether another bookie said that it lost data of a ledger, and has not lifted that mark."""
+        return any(one == ledger_id and name != bookie for name, one in self._damaged)
 
     def named_mark(self, bookie: str, ledger_id: int, asked: int, mark: int) -> None:
         """Note that a bookie named the mark of a ledger, or lifted the marks up to `asked`, 0 for none."""

@@ -38,7 +38,8 @@ the models have one.
 - Liveness: once faults stop, every ledger can be recovered and closed within a bound.
 - Unexpected: no call raises an error that is not in the tree of errors.
 
-`tests.sim.checkers.bookie_promises` checks the answers of bookies, for all ledgers.
+`tests.sim.checkers.bookie_promises` checks the answers of bookies, for all ledgers. `older_metadata` has what
+holds while the metadata store is an older copy.
 """
 
 from __future__ import annotations
@@ -49,8 +50,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from metadata.errors import MetadataCorruptError
-from metadata.ids import KEY_LEDGERS, ledger_id_of
+from metadata.ids import KEY_LEDGERS, KEY_SET_BACKS, ledger_id_of
 from metadata.model.ledger import LedgerMetadata, LedgerState
+from tests.sim.checkers import older_metadata
 from tests.sim.checkers.bookie_promises import Words
 
 if TYPE_CHECKING:
@@ -91,8 +93,14 @@ class LedgerRecord:
     may_be_deleted: bool = False
     """Somebody has asked for it, or is about to."""
     is_of_before: bool = False
-    """The store was set back to a copy that does not have its present metadata. It is not read while that
-    lasts, and its bookies have to keep it."""
+    """The store was set back to a copy that does not have its present metadata, which `metadata` are. Its
+    bookies have to keep it. See `tests.sim.checkers.older_metadata`."""
+    older: LedgerMetadata | None = None
+    """While it is of before: the metadata that the store has of it. None: it has none."""
+    is_fenced_by_older: bool = False
+    """A recovery that older metadata led has begun."""
+    is_excused: bool = False
+    """What older metadata made of it is not checked; `older_metadata` has the reasons."""
 
     @property
     def is_deleted(self) -> bool:
@@ -101,8 +109,24 @@ class LedgerRecord:
 
     @property
     def closed_last(self) -> int | None:
-        """Return the last entry of a ledger that is closed."""
+        """Return the last entry of a ledger that is closed; of one of before, by its newest metadata."""
         return self.metadata.last_entry if self.metadata is not None and self.metadata.is_closed else None
+
+    @property
+    def present(self) -> LedgerMetadata | None:
+        """Return the metadata that the store has."""
+        return self.older if self.is_of_before else self.metadata
+
+    @property
+    def ends(self) -> list[int]:
+        """Return the last entry by all metadata that have it closed: the newest, and the older ones."""
+        found = (each.last_entry for each in (self.metadata, self.older) if each is not None)
+        return [last for last in found if last is not None]
+
+    @property
+    def needed(self) -> int:
+        """Return the entry up to which all have to be readable once it is closed."""
+        return max([self.acked, self.read_up_to, *self.ends])
 
 
 class History:
@@ -121,6 +145,8 @@ class History:
         self.promised = self.words.promised
         self.on_given: Callable[[str, int, range], None] | None = None
         """Told which entries of a ledger a bookie has given to a reader."""
+        self.is_set_back_told = True
+        """Some event in the metadata store tells of the last time at which the store was set back."""
         self.confirmers: list[Callable[[], None]] = []
         """Called before a check: they tell `confirmed` what handles know (`tests.sim.checkers.handles`)."""
 
@@ -192,11 +218,10 @@ class History:
         record.acked = entry_id
         ledger_id = record.ledger_id
         self.note(who, "acknowledged", ledger_id, entry_id)
-        closed = record.closed_last
         self.require(
-            closed is None or entry_id <= closed,
+            record.is_excused or all(entry_id <= closed for closed in record.ends),
             "NoDivergenceBetweenClientAndMetaData",
-            lambda: f"entry {entry_id} of ledger {ledger_id} was acknowledged; it is closed at {closed}",
+            lambda: f"entry {entry_id} of ledger {ledger_id} was acknowledged; it is closed at {record.ends}",
         )
         metadata = record.open_metadata
         if metadata is not None:
@@ -238,15 +263,14 @@ class History:
                 f"{who} read {payload[:40]!r} as entry {entry_id} of ledger {ledger_id}, which nobody wrote"
             ),
         )
-        closed = record.closed_last
         if entry_id > record.acked:
             self.settle(who)  # its future may be done, and nobody have looked yet
         self.require(
-            entry_id <= max(record.acked, -1 if closed is None else closed),
+            entry_id <= max([record.acked, *record.ends]),
             "NoDirtyReads",
             lambda: (
                 f"{who} read entry {entry_id} of ledger {ledger_id}: acknowledged up to {record.acked}, "
-                f"closed at {closed}"
+                f"closed at {record.closed_last}"
             ),
         )
         if entry_id > record.read_up_to:
@@ -260,11 +284,13 @@ class History:
 
     def metadata_changed(self, key: str, value: bytes | None, version: Version | None) -> None:
         """Note a change in the metadata store, when it takes effect."""
+        self.is_set_back_told |= key == KEY_SET_BACKS
         if not key.startswith(KEY_LEDGERS + "/") or key.count("/") != 5:
             return
         record = self.ledger(ledger_id_of(key))
         if record.is_of_before:
-            return  # what an older store says of it, or comes to say, is not what was promised
+            older_metadata.changed(self, record, value)
+            return
         if value is None or version is None:
             self._gone(record)
             return
@@ -425,7 +451,10 @@ class History:
         record = self.ledger(ledger_id)
         metadata = record.metadata
         self.require(
-            metadata is None or record.is_deleted or metadata.state is not LedgerState.OPEN,
+            metadata is None
+            or record.is_deleted
+            or record.is_of_before  # to its writer, the older metadata look like a change by somebody else
+            or metadata.state is not LedgerState.OPEN,
             "OpenLedgersAreNotFenced",
             lambda: f"{who} is told that ledger {ledger_id} is not its own any more; it is OPEN: {error}",
         )

@@ -48,7 +48,7 @@ class Upkeep:
         self.floor_after_s = rng.uniform(0.5, 3.0) if rng.random() < 0.5 else 3600.0
         if self.floor_after_s < 10.0:
             self.sweep_interval_s = min(self.sweep_interval_s, 1.0)
-        if any(fault.kind == "metadata_set_back" for fault in plan.faults):
+        if any(fault.kind in ("metadata_set_back", "both_set_back") for fault in plan.faults):
             # So soon that it has passed the ids of before the copy when the run ends.
             self.floor_after_s, self.sweep_interval_s = min(self.floor_after_s, 0.4), 0.3
         self.bookie = _followed(simulation, self.floor_after_s)

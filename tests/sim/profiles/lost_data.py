@@ -22,7 +22,7 @@ from metadata.model.ledger import LedgerMetadata
 from tests.sim.checkers.after_healing import CHECKERS
 from tests.sim.checkers.log import TAG
 from tests.sim.faults.files import ONE_FILE
-from tests.sim.faults.older_store import KIND
+from tests.sim.faults.older_store import NEWEST_RETURNS
 from tests.sim.plan import profile
 from tests.sim.workloads.ledger import role
 
@@ -216,8 +216,8 @@ def set_back_metadata(draw: Draw) -> Plan:
         draw.actor("recoverer", at + rng.uniform(0.5, 1.5))
     draw.actor("deleter", back_at + 0.5)
     draw.fault(
-        KIND, "", at=copied_at, lasts=lasts, amount=rng.uniform(0.2, 1.0),
-        other=rng.choice(("newest comes back", "")),
+        "metadata_set_back", "", at=copied_at, lasts=lasts, amount=rng.uniform(0.2, 1.0),
+        other=rng.choice((NEWEST_RETURNS, "")),
     )  # fmt: skip
     draw.some("kill_bookie", list(draw.bookies), 2)
     draw.some("disk_slow", list(draw.bookies), 2)
