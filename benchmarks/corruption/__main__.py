@@ -115,7 +115,8 @@ def _tables(judgements: list[Judgement], console: Console) -> None:
     for one in judgements:
         words = list(one.faults) or [one.outcome]
         faults = "1 fault" if len(one.damaged) == 1 else "2 faults"
-        for key in (one.state, faults):
+        directories = "1 directory" if one.directories == 1 else "2 directories"
+        for key in (one.state, directories, faults):
             groups["state"][key].update(words)
         for key in {each.file for each in one.damaged}:
             groups["file"][key].update(words)

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from benchmarks.corruption.states import VICTIM, State, copy_file
+from benchmarks.corruption.states import OTHER, VICTIM, State, copy_file
 from bookie_aio.storage.segment import format as form
 
 if TYPE_CHECKING:
@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PAGE = 4096
-_WEIGHTS = {"segment, sealed": 4, "segment, active": 6, "index": 3, "checkpoint": 4, "witness": 3, "table": 3}
+_WEIGHTS = {
+    "segment, sealed": 4, "segment, active": 6, "index": 3, "checkpoint": 4, "witness": 3, "table": 3,
+    "age": 2,
+}  # fmt: skip
 
 
 def kind_of(path: Path) -> str:
@@ -27,7 +30,7 @@ def kind_of(path: Path) -> str:
     name = path.name
     if name == form.COOKIE:
         return "cookie"
-    if name == form.CHECKPOINT or name == form.RESERVE:
+    if name in (form.CHECKPOINT, form.RESERVE, form.AGE):
         return name
     if name.startswith("witness"):
         return "witness"
@@ -51,7 +54,7 @@ def kind_of(path: Path) -> str:
 
 @dataclass(frozen=True)
 class Damaged:
-    """One fault: which kind of file, what was done, and the names of all files that it touched."""
+    """One fault: which kind of file, what was done, and all files that it touched (`label_of`)."""
 
     file: str
     kind: str
@@ -66,10 +69,11 @@ class Target:
     path: Path
     kind: str
     others: list[Path]
-    """Other files of its kind in the same directory."""
+    """Other files of its kind."""
     older: Sequence[State]
     """Earlier states of the same line, the newest last."""
     other_bookie: Path
+    """The directory of another bookie, in the place of this one's."""
     rng: random.Random
 
     def used(self) -> int:
@@ -189,7 +193,7 @@ def _older_version(target: Target) -> str | None:
     now = target.path.read_bytes()
     versions: list[Path] = []
     for state in target.older:
-        older = state.path / VICTIM / target.path.name
+        older = state.path / label_of(target.path)
         if (
             older.exists()
             and (data := older.read_bytes()) != now
@@ -215,7 +219,7 @@ def _misplace(target: Target) -> str | None:
         aside = path.with_name("aside")
         path.rename(aside)
         other.rename(path)
-        aside.rename(other)
+        aside.rename(other)  # perhaps in the other directory
         return f"exchanged with {other.name}"
     near = number + target.rng.choice((-1, 1, 2, 5, 40))
     new = path.with_name(f"{near:0{len(path.stem)}x}{suffix}") if near > 0 else path
@@ -237,59 +241,71 @@ def _remove(target: Target) -> str | None:
     return ""
 
 
+def label_of(path: Path) -> str:
+    """Return the name of a file with that of its directory: two directories have files of one name."""
+    return f"{path.parent.name}/{path.name}"
+
+
 def damage(
-    directory: Path, state: State, older: Sequence[State], rng: random.Random, *, active_only: bool = False
+    directories: Sequence[Path],
+    state: State,
+    older: Sequence[State],
+    rng: random.Random,
+    *,
+    active_only: bool = False,
 ) -> Damaged | None:
-    """Damage one file of a directory that was copied from `state`; None where the draw cannot be done.
+    """Damage one file of a bookie that was copied from `state`; None where the draw cannot be done.
 
     Args:
-        directory: the bookie's data directory.
-        state: the state that it was copied from.
+        directories: the bookie's data directories.
+        state: the state that they were copied from.
         older: earlier states, from which older versions of files are taken.
         rng: draws everything.
         active_only: damage the segment that is being written, and no other file.
     """
     by_kind: dict[str, list[Path]] = {}
-    for path in sorted(directory.iterdir()):
+    for path in sorted(path for directory in directories for path in directory.iterdir()):
         if kind := kind_of(path):
             by_kind.setdefault(kind, []).append(path)
     kinds = [kind for kind in by_kind for _ in range(_WEIGHTS.get(kind, 1))]
     kind = "segment, active" if active_only else rng.choice(kinds)
     if kind not in by_kind:
         return None
-    path = by_kind[kind][-1] if active_only else rng.choice(by_kind[kind])
+    path = max(by_kind[kind], key=lambda one: one.name) if active_only else rng.choice(by_kind[kind])
     what = rng.choice(sorted(KINDS))
-    before = _seen(directory)
+    before = _seen(directories)
     others = [other for other in by_kind[kind] if other != path]
-    text = KINDS[what](Target(path, kind, others, older, state.path / "b2", rng))
+    other_bookie = state.path / path.parent.name.replace(VICTIM, OTHER)
+    text = KINDS[what](Target(path, kind, others, older, other_bookie, rng))
     if text is None:
         return None
-    after = _seen(directory)
+    after = _seen(directories)
     touched = {name for name in before | after if before.get(name) != after.get(name)}
     if not touched:
         return None
-    return Damaged(kind, what, frozenset(touched), f"{path.name}: {what} {text}".strip())
+    return Damaged(kind, what, frozenset(touched), f"{label_of(path)}: {what} {text}".strip())
 
 
-def restore(directory: Path, older: State, rng: random.Random) -> Damaged | None:
+def restore(directories: Sequence[Path], older: State, rng: random.Random) -> Damaged | None:
     """Put several files of an earlier state back, as a restore that does not get to its end leaves them.
 
     Files that the earlier state has not are removed, or left. None where nothing changes.
     """
-    source = older.path / VICTIM
-    names = sorted({path.name for path in (*directory.iterdir(), *source.iterdir()) if kind_of(path)})
     share = rng.choice((0.2, 0.5, 0.8, 0.95, 1.0))
     removes = rng.random() < 0.5
-    before = _seen(directory)
-    spared = rng.choice(("", "cookie", "witness", "checkpoint", "index", "segment, active"))
-    for name in names:
-        if rng.random() >= share or (spared and spared == kind_of(directory / name)):
-            continue
-        if (source / name).exists():
-            copy_file(source / name, directory / name)
-        elif removes:
-            (directory / name).unlink()
-    after = _seen(directory)
+    before = _seen(directories)
+    spared = rng.choice(("", "cookie", "age", "age", "witness", "checkpoint", "index", "segment, active"))
+    for directory in directories:
+        source = older.path / directory.name
+        paths = (*directory.iterdir(), *source.iterdir())
+        for name in sorted({path.name for path in paths if kind_of(path)}):
+            if rng.random() >= share or (spared and spared == kind_of(directory / name)):
+                continue
+            if (source / name).exists():
+                copy_file(source / name, directory / name)
+            elif removes:
+                (directory / name).unlink()
+    after = _seen(directories)
     touched = frozenset(name for name in before | after if before.get(name) != after.get(name))
     if not touched:
         return None
@@ -297,12 +313,12 @@ def restore(directory: Path, older: State, rng: random.Random) -> Damaged | None
     return Damaged("several", "restore in part", touched, text)
 
 
-def _seen(directory: Path) -> dict[str, bytes]:
+def _seen(directories: Sequence[Path]) -> dict[str, bytes]:
     seen = {}
-    for path in directory.iterdir():
+    for path in (path for directory in directories for path in directory.iterdir()):
         with suppress(FileNotFoundError):  # the bookie may run, and remove files
             if path.is_file():
-                seen[path.name] = path.read_bytes()
+                seen[label_of(path)] = path.read_bytes()
     return seen
 
 

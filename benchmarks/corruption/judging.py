@@ -29,7 +29,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NoReturn
 
-from benchmarks.corruption.damage import damage, kind_of, remove, restore
+from benchmarks.corruption.damage import damage, kind_of, label_of, remove, restore
 from benchmarks.corruption.states import (
     STORE,
     VICTIM,
@@ -37,6 +37,7 @@ from benchmarks.corruption.states import (
     arguments_of,
     copy_file,
     copy_sparse,
+    directories_of,
     payload,
     small,
 )
@@ -91,13 +92,13 @@ class CrashedError(Exception):
 class ForkedBookie:
     """`bookie serve` in a process that is forked here, since the imports would take most of a round."""
 
-    def __init__(self, directory: Path, store: Path, log: Path) -> None:
+    def __init__(self, directories: Sequence[Path], store: Path, log: Path) -> None:
         self._log = log
         answer, said = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
             os.close(answer)
-            _be_bookie(arguments_of(directory, VICTIM, store), said, log)
+            _be_bookie(arguments_of(directories, VICTIM, store), said, log)
         os.close(said)
         self._answer = answer
         self._is_over = False
@@ -290,6 +291,7 @@ class Judgement:
 
     seed: int
     state: str
+    directories: int = 1
     damaged: list[Damaged] = field(default_factory=list)
     outcome: str = "right"
     faults: dict[str, int] = field(default_factory=dict)
@@ -309,7 +311,8 @@ class Judgement:
     def to_json(self) -> dict[str, object]:
         """Return it as a JSON object."""
         return {
-            "seed": self.seed, "state": self.state, "damage": [one.text for one in self.damaged],
+            "seed": self.seed, "state": self.state, "directories": self.directories,
+            "damage": [one.text for one in self.damaged],
             "outcome": self.outcome, "faults": self.faults, "text": self.text,
         }  # fmt: skip
 
@@ -322,19 +325,20 @@ class Round:
         self.state = rng.choice(states)
         self._older = [state for state in states if state.number < self.state.number]
         self.place = place
-        self._directory = place / VICTIM
+        self._directories = [place / each.name for each in directories_of(self.state.path, VICTIM)]
         self._owed: Owed = self.state.owed()
-        self._live = _live_files(self.state.path / VICTIM, self._owed)
+        self._live = _live_files(directories_of(self.state.path, VICTIM), self._owed)
         self._may_be_torn: set[tuple[int, int]] = set()
         self._is_marked = False
         self._starts = 0
         self._is_live = self.state.kind == "busy" and rng.random() < _LIVE_SHARE
-        self.judgement = Judgement(seed, "live" if self._is_live else self.state.kind)
+        self.judgement = Judgement(seed, "live" if self._is_live else self.state.kind, len(self._directories))
 
     def prepare(self, *, is_control: bool = False) -> None:
         """Copy the state and damage it."""
         remove(self.place)
-        copy_sparse(self.state.path / VICTIM, self._directory)
+        for directory in self._directories:
+            copy_sparse(self.state.path / directory.name, directory)
         copy_file(self.state.path / STORE, self.place / STORE)
         if is_control:
             return
@@ -364,15 +368,15 @@ class Round:
         return judgement
 
     def _damage(self, count: int) -> None:
-        tails = _last_groups(self._directory)
+        tails = _last_groups(self._directories)
         while len(self.judgement.damaged) < count:
-            done = damage(self._directory, self.state, self._older, self._rng)
+            done = damage(self._directories, self.state, self._older, self._rng)
             if done is not None:
                 self.judgement.damaged.append(done)
         touched = frozenset[str]().union(*(one.names for one in self.judgement.damaged))
         for name, (start, end, entries) in tails.items():
-            before, path = self.state.path / VICTIM / name, self._directory / name
-            if name in touched and any(one.startswith("witness") for one in touched):
+            before, path = self.state.path / name, self.place / name
+            if name in touched and any("/witness" in one for one in touched):
                 now = path.read_bytes() if path.exists() else b""
                 if now[start:end] != before.read_bytes()[start:end]:
                     self._may_be_torn |= entries
@@ -381,7 +385,7 @@ class Round:
     def _restore(self) -> bool:
         """Put files of an earlier life back; return whether anything changed."""
         earlier = [state for state in self._older if state.life < self.state.life]
-        done = restore(self._directory, self._rng.choice(earlier), self._rng) if earlier else None
+        done = restore(self._directories, self._rng.choice(earlier), self._rng) if earlier else None
         if done is None:
             return False
         self.judgement.damaged.append(done)
@@ -391,13 +395,13 @@ class Round:
     def _damage_under_it(self) -> None:
         """Start the bookie, write small groups, damage the segment under it, write more, and kill it."""
         rng = self._rng
-        bookie = ForkedBookie(self._directory, self.place / STORE, self.place / "start0.log")
+        bookie = ForkedBookie(self._directories, self.place / STORE, self.place / "start0.log")
         try:
             wire = Wire(bookie.wait_until_it_serves())
             is_open = [one for one, ledger in self._owed.ledgers.items() if ledger.kind == "open"]
             self._write(wire, is_open, rng.randrange(3, 40))
             while not self.judgement.damaged:
-                done = damage(self._directory, self.state, self._older, rng, active_only=True)
+                done = damage(self._directories, self.state, self._older, rng, active_only=True)
                 if done is not None:
                     self.judgement.damaged.append(done)
             self._write(wire, is_open, rng.randrange(1, 30))
@@ -422,7 +426,7 @@ class Round:
     def _live_through(self, is_clean: bool) -> None:
         self._starts += 1
         log = self.place / f"start{self._starts}.log"
-        bookie = ForkedBookie(self._directory, self.place / STORE, log)
+        bookie = ForkedBookie(self._directories, self.place / STORE, log)
         try:
             wire = Wire(bookie.wait_until_it_serves())
             found = self._ask(wire)
@@ -466,7 +470,7 @@ class Round:
         return found
 
     def _compare_files(self, found: dict[tuple[int, int], str]) -> None:
-        there = {path.name for path in self._directory.iterdir()}
+        there = {label_of(path) for directory in self._directories for path in directory.iterdir()}
         gone = []
         for name, held in self._live.items():
             is_there = name in there or f"{name}.damaged" in there
@@ -505,22 +509,28 @@ def _groups(path: Path) -> list[tuple[int, int, set[tuple[int, int]]]]:
     return found
 
 
-def _last_groups(directory: Path) -> dict[str, tuple[int, int, set[tuple[int, int]]]]:
-    """Return the last group of the newest segment that has one and is not sealed, by its file's name."""
-    for path in sorted(directory.glob(f"*{form.SEGMENT_SUFFIX}"), reverse=True):
+def _segments(directories: Sequence[Path]) -> list[Path]:
+    """Return all segments, the newest first: their ids are unique over the directories."""
+    paths = (path for each in directories for path in each.glob(f"*{form.SEGMENT_SUFFIX}"))
+    return sorted(paths, key=lambda path: path.name, reverse=True)
+
+
+def _last_groups(directories: Sequence[Path]) -> dict[str, tuple[int, int, set[tuple[int, int]]]]:
+    """Return the last group of the newest segment that has one and is not sealed, by its file's label."""
+    for path in _segments(directories):
         if kind_of(path) == "segment, sealed":
             return {}
         if groups := _groups(path):
-            return {path.name: groups[-1]}
+            return {label_of(path): groups[-1]}
     return {}
 
 
-def _live_files(directory: Path, owed: Owed) -> dict[str, set[tuple[int, int]]]:
+def _live_files(directories: Sequence[Path], owed: Owed) -> dict[str, set[tuple[int, int]]]:
     """Return the segments that hold entries that are owed, with these entries; their indexes likewise."""
     live: dict[str, set[tuple[int, int]]] = {}
     wanted = {(ledger_id, entry) for ledger_id, one in owed.ledgers.items() for entry in one.entries()}
-    for path in directory.glob(f"*{form.SEGMENT_SUFFIX}"):
+    for path in _segments(directories):
         held = set[tuple[int, int]]().union(*(entries for _, _, entries in _groups(path))) & wanted
         if held:
-            live[path.name] = held
+            live[label_of(path)] = held
     return live

@@ -9,7 +9,8 @@ A *line* is the history of one cluster of three bookies over four lives. Clients
 
 A state is made once and is then damaged many times. With it goes a table of the entries that the first bookie
 has acknowledged, of its fences, and of its tombstones. The bookie runs in segments of 96 KiB, so that a few
-hundred entries fill several segments, indexes, spare files and tables of ledgers.
+hundred entries fill several segments, indexes, spare files and tables of ledgers. In one line of three the
+bookies have two data directories each.
 """
 
 from __future__ import annotations
@@ -30,13 +31,17 @@ from metadata.ids import TERM_FINAL
 from tests.support.smallstorage import variables
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Sequence
     from pathlib import Path
 
     from client_aio import Client
 
 VICTIM = "b1"
 BOOKIES = (VICTIM, "b2", "b3")
+OTHER = "b2"
+"""The bookie whose files may take the place of the victim's."""
+_SECOND = "-second"
+_TWO_DIRECTORIES_IN = 3
 SEGMENT_BYTES = 96 * 1024
 STORE = "metadata.db"
 LIVES = 4
@@ -62,11 +67,20 @@ def configure() -> None:
     os.environ.update(variables(SMALL))
 
 
-def arguments_of(directory: Path, name: str, store: Path) -> list[str]:
-    """Return the command line of a bookie."""
+def directories_of(place: Path, name: str) -> list[Path]:
+    """Return the data directories that a bookie has in a place: one, or two."""
+    return [each for each in (place / name, place / f"{name}{_SECOND}") if each.is_dir()]
+
+
+def arguments_of(directories: Sequence[Path], name: str, store: Path) -> list[str]:
+    """Return the command line of a bookie.
+
+    A copy of its directories is elsewhere. It is started on that also where its age is damaged.
+    """
     return [
-        "bookie", "serve", "-o", "jsonl", "--id", name, "--dir", str(directory), "--listen", "127.0.0.1:0",
+        "bookie", "serve", "-o", "jsonl", "--id", name, "--listen", "127.0.0.1:0", "--accept-older-copy",
         "--metadata", f"sqlite://{store}", "--sweep-interval", "3600",
+        *(word for each in directories for word in ("--dir", str(each))),
     ]  # fmt: skip
 
 
@@ -203,13 +217,17 @@ class Line:
         self._rng = random.Random(f"line {seed}")
         self._idle_s = idle_s
         self._store = path / STORE
+        self._names: tuple[str, ...] = BOOKIES
+        if seed % _TWO_DIRECTORIES_IN == 1:
+            self._names += tuple(f"{name}{_SECOND}" for name in BOOKIES)
         self._owed = Owed()
         self._children: dict[str, Child] = {}
         self._states = 0
 
     async def make(self) -> None:
         """Play the four lives."""
-        self._path.mkdir(parents=True)
+        for name in self._names:
+            (self._path / name).mkdir(mode=0o700, parents=True)
         try:
             for life in range(LIVES):
                 await self._start()
@@ -234,7 +252,8 @@ class Line:
         for name in BOOKIES:
             child = self._children[name] = await Child.start(
                 sys.executable, "-m", "benchmarks.corruption", "--serve",
-                *arguments_of(self._path / name, name, self._store), log=self._path / f"{name}.log",
+                *arguments_of(directories_of(self._path, name), name, self._store),
+                log=self._path / f"{name}.log",
             )  # fmt: skip
             await child.line(timeout_s=_SERVES_WITHIN_S)
             child.ignore_output()
@@ -258,8 +277,9 @@ class Line:
         """Copy the directories."""
         to = self._path / f"state-{self._states:02}-{life}-{kind}"
         self._states += 1
-        for name in BOOKIES[:2]:
-            copy_sparse(self._path / name, to / name)
+        for name in (VICTIM, OTHER):
+            for directory in directories_of(self._path, name):
+                copy_sparse(directory, to / directory.name)
         copy_store(self._store, to / STORE)
         (to / "owed.json").write_text(self._owed.to_json())
 
