@@ -2,7 +2,13 @@
 
 Each round runs three bookies in processes on an embedded metadata store. Writers append to a log and make
 ledgers all the time. On the way one bookie's directory and the metadata are copied. Later all bookies are
-killed, and the copy of one or of both takes the place of what is there. Then it is checked:
+killed, and the copy of one or of both takes the place of what is there. Where a directory is set back,
+another bookie is down when the last entries are written, and the third one is started only after a first try
+to recover.
+
+Rounds of the kind `ensembles` run five bookies. Two of them go away behind the copy of the metadata, so
+others take their seats. They are back when the ledgers are recovered by the older metadata; another one is
+late. Then it is checked:
 
 - `denied`: an acknowledged entry that a recovered ledger does not have, or has otherwise;
 - `repeated`: an id of a ledger that was given out twice;
@@ -33,10 +39,15 @@ from pathlib import Path
 import client_aio
 from benchmarks.processes import Child, start_module
 
-KINDS = ("directory", "metadata", "both")
+KINDS = ("directory", "metadata", "both", "ensembles")
 BOOKIES = ("b1", "b2", "b3")
+FIVE = (*BOOKIES, "b4", "b5")
 COVERED_S = 5.0
 """Twice the interval at which bookies raise their ages, and some more: a copy that old is noticed."""
+MANY = 1_000_000
+"""So many entries that the ledger is open throughout the round."""
+TRIED_FOR_S = 4.0
+"""For how long each ledger is tried to be recovered while a bookie is down."""
 
 
 @dataclass
@@ -49,10 +60,11 @@ class Acknowledged:
 
 
 class Cluster:
-    """Three bookies in processes, and the store in a folder."""
+    """Bookies in processes, and the store in a folder."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, names: tuple[str, ...]) -> None:
         self.folder = folder
+        self.names = names
         self.uri = f"sqlite://{folder / 'metadata.db'}"
         self.running: dict[str, Child] = {}
 
@@ -113,7 +125,7 @@ async def write_log(uri: str, noted: Acknowledged) -> None:
         await asyncio.sleep(0.1)
 
 
-async def write_ledgers(uri: str, noted: Acknowledged, rng: random.Random) -> None:
+async def write_ledgers(uri: str, noted: Acknowledged, rng: random.Random, entries_max: int) -> None:
     """Make ledgers until cancelled, some of them open for a while."""
     while True:
         with contextlib.suppress(client_aio.BookKeeperError):
@@ -123,7 +135,7 @@ async def write_ledgers(uri: str, noted: Acknowledged, rng: random.Random) -> No
                     entries = noted.ledgers.setdefault(ledger.ledger_id, [])
                     noted.ids.add(ledger.ledger_id)
                     try:
-                        for number in range(rng.randint(1, 60)):
+                        for number in range(rng.randint(1, entries_max)):
                             data = b"%d of %d" % (number, ledger.ledger_id)
                             await ledger.add_entry(data)
                             entries.append(data)
@@ -140,7 +152,7 @@ async def write(
     """Write for so long, or until the event is set."""
     writers = [
         asyncio.create_task(write_log(uri, noted)),
-        *(asyncio.create_task(write_ledgers(uri, noted, rng)) for _ in range(2)),
+        *(asyncio.create_task(write_ledgers(uri, noted, rng, most)) for most in (60, 60, MANY)),
     ]
     try:
         if then is None:
@@ -179,52 +191,103 @@ async def read_all(uri: str, noted: Acknowledged, *, all_listed: bool) -> Counte
     return found
 
 
+async def longest_ensemble(uri: str, noted: Acknowledged) -> tuple[str, ...]:
+    """Return the bookies of the ledger that has the most entries so far."""
+    async with client_aio.connect(uri) as client:
+        longest = max(noted.ledgers, key=lambda one: len(noted.ledgers[one]))
+        return (await client.ledger_metadata(longest)).last_fragment.bookies
+
+
+async def recover_early(uri: str, noted: Acknowledged) -> Counter[str]:
+    """Try to recover the ledgers that are listed while a bookie is down; count those that come to an end."""
+    ended: Counter[str] = Counter()
+
+    async def recover(client: client_aio.Client, ledger_id: int) -> None:
+        with contextlib.suppress(client_aio.BookKeeperError, TimeoutError):
+            async with asyncio.timeout(TRIED_FOR_S):
+                await (await client.open_ledger(ledger_id, recover=True)).close()
+            ended["recovered early"] += 1
+
+    async with client_aio.connect(uri, connect_timeout_s=1, read_timeout_s=2) as client:
+        listed = [one async for one in client.list_ledgers() if one in noted.ledgers]
+        open_ones = [one for one in listed if not (await client.ledger_metadata(one)).is_closed]
+        await asyncio.gather(*(recover(client, one) for one in open_ones))
+    return ended
+
+
 async def run_round(kind: str, folder: Path, rng: random.Random) -> Counter[str]:
     """Run one round, and return its counts."""
-    cluster, noted = Cluster(folder), Acknowledged()
+    cluster, noted = Cluster(folder, FIVE if kind == "ensembles" else BOOKIES), Acknowledged()
     try:
         return await _run(kind, cluster, noted, rng)
     finally:
-        await cluster.kill(*BOOKIES)
+        await cluster.kill(*cluster.names)
+
+
+async def _write_behind_copies(
+    kind: str, cluster: Cluster, noted: Acknowledged, rng: random.Random
+) -> tuple[str, str]:
+    """Write, take the copies on the way, and kill all bookies.
+
+    Returns:
+        The bookie whose directory was copied, and one that was up when the last entries were written.
+    """
+    folder = cluster.folder
+    for bookie in cluster.names:
+        await cluster.start(bookie)
+    stop = asyncio.Event()
+    writing = asyncio.create_task(write(cluster.uri, noted, rng, 0, then=stop))
+    await asyncio.sleep((4 if kind == "both" else 1) + rng.random())  # behind the first look at others' ages
+    names = await longest_ensemble(cluster.uri, noted)
+    victim, away, holder = rng.sample(names, 3)
+    if kind == "ensembles":
+        cluster.copy_metadata("older")
+        for bookie in (victim, away):
+            await asyncio.sleep(0.5 * rng.random())
+            await cluster.kill(bookie)
+        await asyncio.sleep(COVERED_S)
+    else:
+        await cluster.kill(victim)
+        cluster.copy_metadata("older")
+        shutil.copytree(folder / victim, folder / "backup")
+        await cluster.start(victim)
+        await asyncio.sleep(COVERED_S + rng.random())
+        await asyncio.sleep(COVERED_S if kind == "both" else 0)
+        if kind != "metadata":
+            await cluster.kill(away)  # entries that only the victim and the third bookie have
+            await asyncio.sleep(1)
+    await cluster.kill(*cluster.names)
+    stop.set()
+    await writing
+    return victim, holder
 
 
 async def _run(kind: str, cluster: Cluster, noted: Acknowledged, rng: random.Random) -> Counter[str]:
     folder = cluster.folder
-    for bookie in BOOKIES:
-        await cluster.start(bookie)
-    stop = asyncio.Event()
-    writing = asyncio.create_task(write(cluster.uri, noted, rng, 0, then=stop))
-    await asyncio.sleep(1 + rng.random())
-    victim, away = rng.sample(BOOKIES, 2)
-    await cluster.kill(victim)
-    cluster.copy_metadata("older")
-    shutil.copytree(folder / victim, folder / "backup")
-    await cluster.start(victim)
-    await asyncio.sleep(COVERED_S + rng.random())
-    if kind == "directory":
-        await cluster.kill(away)  # entries that only the victim and the third bookie have
-        await asyncio.sleep(1)
-    await asyncio.sleep(COVERED_S if kind == "both" else 0)
-    await cluster.kill(*BOOKIES)
-    stop.set()
-    await writing
+    victim, holder = await _write_behind_copies(kind, cluster, noted, rng)
     cluster.copy_metadata("newest")
-    if kind != "metadata":
+    if kind in ("directory", "both"):
         shutil.rmtree(folder / victim)
         shutil.copytree(folder / "backup", folder / victim)
     if kind != "directory":
         cluster.restore_metadata("older")
-    for bookie in rng.sample(BOOKIES, 3):
-        await cluster.start(bookie)
+    late = "" if kind == "metadata" else holder
+    for bookie in rng.sample(cluster.names, len(cluster.names)):
+        if bookie != late:
+            await cluster.start(bookie)
+    early: Counter[str] = Counter()
+    if late:
+        early = await recover_early(cluster.uri, noted)
+        await cluster.start(late)
     again = Acknowledged()
     await write(cluster.uri, again, rng, 4)
-    counts: Counter[str] = Counter(stuck=not again.records, repeated=len(noted.ids & again.ids))
+    counts: Counter[str] = Counter(stuck=not again.records, repeated=len(noted.ids & again.ids)) + early
     counts += await read_all(cluster.uri, noted, all_listed=kind == "directory")
     counts += await read_all(cluster.uri, again, all_listed=kind != "directory")
     if kind != "directory":
-        await cluster.kill(*BOOKIES)
+        await cluster.kill(*cluster.names)
         cluster.restore_metadata("newest")
-        for bookie in BOOKIES:
+        for bookie in cluster.names:
             await cluster.start(bookie)
         counts += await read_all(cluster.uri, noted, all_listed=True)
     counts["dropped"] = cluster.said("ledger dropped")
