@@ -36,6 +36,14 @@ SEEDS = [
     ("set-back-metadata", 4),
     ("set-back-metadata", 256),
     ("copied-bookie", 4),
+    ("set-back-ensembles", 1),
+    ("set-back-ensembles", 17),
+    ("set-back-ensembles", 23),
+    ("set-back-under-writers", 10),
+    ("set-back-under-writers", 42),
+    ("set-back-both", 0),
+    ("set-back-both", 3),
+    ("set-back-both", 18),
 ]
 
 

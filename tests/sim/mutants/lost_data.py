@@ -145,4 +145,23 @@ MUTANTS = [
               "first_displaced(metadata, seat, found[name].rows) is not None", "False"),),
         tests=("tests/integration/test_set_back.py", "-k", "have_what_is_lost"),
     ),
+    Mutant(
+        502, "a recovery by older metadata asks the bookies that these name",
+        (Edit("client_aio.ledger.recovery_scope:recovery_scope", "if not events:", "if True:"),),
+        ("set-back-ensembles",),
+        note="520 is the same bug, caught by a test",
+    ),
+    Mutant(
+        503, "entries below the LAC that other bookies have are not written back",
+        (Edit("client_aio.ledger.recovery:Recovery._before_displaced",
+              "if not self._scope.is_wide:", "if True:"),),
+        ("set-back-ensembles", "set-back-under-writers"),
+        note="522 is the same bug, caught by a test",
+    ),
+    Mutant(
+        504, "a bookie looks at the ages of others now and then only",
+        (Edit("bookie_aio.server.age:BookieAge._raise_for_ever", "self.number != self._looked_at or", ""),),
+        ("set-back-both",),
+        note="490 is the same bug, caught by a test",
+    ),
 ]  # fmt: skip
