@@ -239,6 +239,12 @@ def test_an_age_that_an_earlier_start_intended_is_not_forgotten_on_a_full_disk(
     replay(profile, seed, pace=None)
 
 
+@pytest.mark.parametrize(("profile", "seed"), [("set-back-under-writers", 3130)])
+def test_a_ledger_that_was_deleted_may_end_anywhere_by_older_metadata(profile: str, seed: int) -> None:
+    """Of the checker: the copy had it open, its bookies had dropped it, and it was closed without entries."""
+    replay(profile, seed, pace=None)
+
+
 @pytest.mark.parametrize(("profile", "seed"), [("forced-entries", 20000125)])
 def test_leaving_a_writer_that_has_told_its_failure_closes_nothing(profile: str, seed: int) -> None:
     """Of the checker: a force had raised the failure, so that `async with` ended without an error."""

@@ -12,6 +12,7 @@ invariants of bounded ledgers:
 These are excused, since nothing that a client can ask for shows what was:
 
 - A ledger that the copy lacks. Its entries are asked for if the newest metadata come back.
+- A ledger that was deleted. The copy may have it, and its bookies have dropped it.
 - A ledger that was closed before any bookie had told of the set-back. Its end may be too low.
 - A ledger that cannot be closed because bookies say that they lost data of it. The newest metadata let them
   evict it, and the older ones name them again. They deny nothing then (rule 4).
@@ -55,7 +56,7 @@ def changed(history: History, record: LedgerRecord, value: bytes | None) -> None
     except MetadataCorruptError as error:
         history.fail("TypeOK", str(error))
         return
-    if record.ledger_id in history.ignored or metadata.is_unbounded:
+    if record.is_excused or record.ledger_id in history.ignored or metadata.is_unbounded:
         record.older = metadata
         return
     history.note("meta", "older metadata of ledger", record.ledger_id, metadata)

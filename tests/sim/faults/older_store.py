@@ -108,6 +108,8 @@ def _compare(simulation: Simulation, older: TreeCopy, newest: TreeCopy) -> list[
         ledger_id, key = record.ledger_id, ledger_key(record.ledger_id)
         if record.is_gone:  # The older copy may have it, or not know the deletion: a creation may try its id.
             record.metadata, record.version = None, 0
+            older_metadata.begin(record, older.value(key))
+            record.is_excused = True
         elif older.has_same(key, newest):
             if record.metadata is not None:
                 simulation.ledgers_of_copy.append(ledger_id)
