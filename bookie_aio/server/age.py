@@ -537,16 +537,21 @@ class BookieAge:
     async def learn_ids(self) -> int:
         """Read the id counter, and return the id below which every ledger id has been given out.
 
-        A counter below its last known value proves a set-back of the store, which becomes an event.
+        An age or a counter below its last known value proves a set-back of the store, which becomes an event.
+        The counter alone proves none once a client has drawn ids from the copy. For each new value the age is
+        raised at the next tick: a client may have ids, and write nothing yet.
 
         Raises:
             MetadataError: the metadata store cannot be reached.
         """
+        with suppress(MetadataSetBackError):
+            await self.check()
         counter = await self._store.ids_drawn(LEDGER_SEQUENCE)
         if counter < self._file.ids_known:
             await self._lock.run(self._judge_ids)
         elif counter > self._file.ids_known:
             self._file = replace(self._file, ids_known=counter)
+            self._groups_covered = -1
         return self._file.ids_known
 
     async def _raise_for_ever(self) -> None:

@@ -113,9 +113,9 @@ class UnboundedLedgerReader(LedgerReader):
         async with aclosing(batches):
             async for batch in batches:
                 yield batch
-        self.check_loss()
+        self._check_loss()
 
-    def check_loss(self) -> None:
+    def _check_loss(self) -> None:
         """Raise RecordsLostError where the ledger is known to be sealed with a loss."""
         if self._metadata.given_up is not None:
             raise lost_behind(self._metadata)
@@ -314,7 +314,7 @@ class UnboundedLedgerOperations(ContextOwner):
             async with contextlib.aclosing(entries):
                 async for entry in entries:
                     yield entry
-            reader.check_loss()
+            reader._check_loss()
 
     async def _take_over(
         self,

@@ -570,6 +570,24 @@ async def test_a_store_set_back_under_an_idle_bookie_is_one_event(fresh: Bookies
     assert len((await SetBacks.read(fresh.store())).events) == 1
 
 
+async def test_an_id_drawn_behind_a_copy_is_not_free_though_the_copy_gave_it_out_again(
+    fresh: Bookies,
+) -> None:
+    """The client that has it has written nothing yet, and the counter is as high as before."""
+    store = fresh.store()
+    bookie = await fresh.start(store=store, sweep_interval_s=3600.0, age_interval_s=3600.0)
+    client = await fresh.connect(bookie)
+    older = copy_of(fresh.tree)
+    (first,) = await draw(fresh, 1)
+    assert (await client.call(IsFree(first))).status is Status.OK
+    await bookie.age.raise_if_written()
+    store.tree = fresh.tree = older
+    assert list(await draw(fresh, 1)) == [first]
+    await bookie._given_ids.read_again()  # a reading serves a second
+    assert (await client.call(IsFree(first))).status is Status.ID_TAKEN
+    assert len((await SetBacks.read(fresh.store())).events) == 1
+
+
 async def test_a_bookie_that_has_raised_no_age_yet_finds_no_set_back(fresh: Bookies) -> None:
     disk = FaultyDisk()
     disk.is_full, disk.is_full_for = True, lambda path: AGE in os.path.basename(path)

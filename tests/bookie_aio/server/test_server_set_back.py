@@ -651,6 +651,7 @@ async def test_an_age_that_is_raised_in_the_copy_tells_of_no_metadata_that_were_
     marking = engine_of(bookie).marking
     mark = marking.mark_all if what == "ended" else engine_of(bookie).append_mark
     await when_durable(partial(mark, ledger))
+    await bookie.age.learn_ids()
     await bookie.age.raise_if_written(is_forced=True)
     older = copy_of(fresh.tree)
     metadata, version = await LedgerStore(store).read(ledger)

@@ -158,7 +158,7 @@ MUTANTS = [
     ),
     Mutant(
         515, "a reader of an unbounded ledger that was sealed with a loss ends there in silence",
-        (Edit("client_aio.unbounded.operations:UnboundedLedgerReader.check_loss",
+        (Edit("client_aio.unbounded.operations:UnboundedLedgerReader._check_loss",
               "self._metadata.given_up is not None", "False"),),
         tests=("tests/integration/test_ways_on.py", "-k", "readers_are_told"),
     ),

@@ -164,4 +164,14 @@ MUTANTS = [
         ("set-back-both",),
         note="490 is the same bug, caught by a test",
     ),
+    Mutant(
+        525, "ids that a client drew and did not use yet raise no age",
+        (Edit("bookie_aio.server.age:BookieAge.learn_ids", "self._groups_covered = -1", "pass"),),
+        tests=("tests/bookie_aio/server/test_server_age.py", "-k", "gave_it_out_again"),
+    ),
+    Mutant(
+        526, "whether an id is free goes by the counter alone",
+        (Edit("bookie_aio.server.age:BookieAge.learn_ids", "await self.check()", "pass"),),
+        tests=("tests/bookie_aio/server/test_server_age.py", "-k", "gave_it_out_again"),
+    ),
 ]  # fmt: skip
