@@ -113,7 +113,7 @@ IMPURE_CALLS = frozenset({"open", "print", "input"})
 # Third parties that exactly one module may know.
 ONLY_IN = {
     "aiozk": ("metadata.backends.zookeeper.session",),
-    "sqlite3": ("metadata.backends.sqlite.tables",),
+    "sqlite3": ("metadata.backends.sqlite.database",),
     "pyspark": ("client_aio.spark",),
     "typer": ("client_aio.cli",),
     "rich": ("client_aio.cli",),

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import os
 import shutil
 import sqlite3
 from collections import Counter
@@ -18,7 +19,10 @@ from bookie_aio.core.identity import SET_BACK_JUMP, AgeFile
 from bookie_aio.storage.segment import format as form
 from bookie_aio.storage.segment.format import AGE
 from bookie_aio.wire.messages import Info
+from metadata.access.bookies import available_bookies
+from metadata.backends.uri import open_store
 from metadata.errors import BookKeeperError, LedgerRecoveryError
+from metadata.ids import ledger_key
 from metadata.model.ledger import LedgerState
 from tests.support.cli import Cli
 from tests.support.cluster import Cluster
@@ -46,6 +50,15 @@ def copy_metadata(folder: Path, name: str) -> None:
     (folder / name).mkdir()
     for path in folder.glob("metadata.db*"):
         shutil.copy2(path, folder / name / path.name)
+
+
+def copy_database(source: Path, to: Path) -> None:
+    """Copy a database in use, by SQLite's own backup; a copy into one in use replaces its contents."""
+    with (
+        contextlib.closing(sqlite3.connect(source)) as store,
+        contextlib.closing(sqlite3.connect(to)) as other,
+    ):
+        store.backup(other)
 
 
 def restore_metadata(folder: Path, name: str) -> None:
@@ -331,11 +344,7 @@ async def displaced(
 
 def copy_running_metadata(folder: Path, name: str) -> None:
     (folder / name).mkdir()
-    with (
-        contextlib.closing(sqlite3.connect(folder / "metadata.db")) as live,
-        contextlib.closing(sqlite3.connect(folder / name / "metadata.db")) as copy,
-    ):
-        live.backup(copy)
+    copy_database(folder / "metadata.db", folder / name / "metadata.db")
 
 
 @pytest.mark.parametrize("missing", ["named", "holder"])
@@ -394,3 +403,46 @@ async def test_a_loss_by_older_metadata_names_the_bookies_that_have_what_is_lost
         assert metadata.given_up is not None
         assert set(metadata.given_up.bookies) == {named[2], holder, away}
         assert metadata.given_up.lac >= 18
+
+
+@pytest.mark.parametrize("how", ["in place", "another file", "another file without leases"])
+async def test_metadata_that_are_set_back_under_running_bookies_cost_no_ledger(
+    cluster: Cluster, tmp_path: Path, how: str
+) -> None:
+    """The bookies were started again since the copy, which knows none of their registrations."""
+    path, older = tmp_path / "metadata.db", tmp_path / "older"
+
+    async def is_ready() -> bool:
+        found = [await info(cluster, each) for each in cluster.bookies]
+        async with await open_store(cluster.uri) as store:
+            listed = await available_bookies(store)
+        return all(each["metadata_set_back"] for each in found) and len(listed) == 3
+
+    async def is_swept() -> bool:
+        return [(await info(cluster, each))["ledgers_dropped"] for each in cluster.bookies] == [1, 1, 1]
+
+    async with asyncio.timeout(4 * WAIT_S):
+        await cluster.start()
+        before = await make_ledgers(cluster.uri, 2)
+        copy_database(path, older)
+        lost = await make_ledgers(cluster.uri, 2)
+        await cluster.end()
+        await cluster.start()
+        lost += await make_ledgers(cluster.uri, 1)
+        if how == "in place":
+            copy_database(older, path)
+        else:
+            for name in os.listdir(tmp_path):
+                is_lease = name.startswith("metadata.db-leases-")
+                if name.startswith("metadata.db") and (not is_lease or how.endswith("without leases")):
+                    (tmp_path / name).unlink()
+            shutil.copy2(older, path)
+        await until(is_ready)
+        *new, deleted = await make_ledgers(cluster.uri, 3)
+        assert not set(new) & set(lost)
+        async with await open_store(cluster.uri) as store:
+            await store.delete(ledger_key(deleted))
+        await until(is_swept)
+        assert await readable(cluster.uri, [*before, *new]) == [*before, *new]
+        assert await is_swept()
+        await cluster.end()

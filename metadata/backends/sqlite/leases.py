@@ -12,7 +12,8 @@ Besides its lease a session holds a lock on a file of its own, `PATH-leases-BOOT
 the lock when the process ends, so that a killed process is detected at once. The lease detects a process that
 is alive and stopped. Where the lock file is missing, the lease alone decides.
 
-Both files get the mode of the store's database.
+Both files get the mode of the store's database. Where the lease file is removed, the next call makes another
+one. The sessions that were in it have ended then.
 
 Invariants:
 
@@ -28,12 +29,17 @@ import logging
 import subprocess
 import sys
 import time
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
-from metadata.backends.sqlite.tables import PRIVATE, BusyError, connect, translated, use_wal
+from metadata.backends.sqlite.database import PRIVATE, BusyError, Database, translated, use_wal
 from metadata.errors import InvalidArgumentError, MetadataUnavailableError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from metadata.backends.sqlite.database import Connection, Result
 
 log = logging.getLogger(__name__)
 
@@ -55,16 +61,19 @@ class Leases:
                 _unlink(stale)
         self._mode = path.stat().st_mode & 0o666 if path.exists() else PRIVATE
         self._locks: dict[str, IO[bytes]] = {}
-        with translated(self._path), ExitStack() as undo:
-            self._database = connect(self._path)
-            undo.callback(self._database.close)
-            with suppress(OSError):  # another user's file
-                self._path.chmod(self._mode)
-            use_wal(self._database, self._path, synchronous="OFF")
-            self._database.execute(
-                "CREATE TABLE IF NOT EXISTS lease (session TEXT PRIMARY KEY, deadline_ns INTEGER NOT NULL)"
-            )
-            undo.pop_all()
+        self._database = Database(self._path, self._prepare, create=True, is_made_again=True)
+
+    def _prepare(self, connection: Connection, _: bool) -> None:
+        with suppress(OSError):  # another user's file
+            self._path.chmod(self._mode)
+        use_wal(connection, self._path, synchronous="OFF")
+        connection.execute(
+            "CREATE TABLE IF NOT EXISTS lease (session TEXT PRIMARY KEY, deadline_ns INTEGER NOT NULL)"
+        )
+
+    def run(self, call: Callable[[], Result]) -> Result:
+        """Run a call of the methods below on the file that the path names; see `Database.run`."""
+        return self._database.run(call)
 
     def close(self) -> None:
         """Close the file, and release the locks."""

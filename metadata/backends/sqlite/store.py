@@ -1,7 +1,7 @@
 """The embedded metadata store: one SQLite file, shared by several processes of one machine.
 
-Owns the asynchronous part; `metadata.backends.sqlite.tables` has the SQL statements,
-`metadata.backends.sqlite.leases` the leases:
+Owns the asynchronous part. `metadata.backends.sqlite.tables` has the SQL statements,
+`metadata.backends.sqlite.leases` the leases, `metadata.backends.sqlite.database` the connections of both:
 
 - Threads: one worker for all calls into the database, and one for the leases. A call is retried while another
   process holds the write lock.
@@ -9,7 +9,9 @@ Owns the asynchronous part; `metadata.backends.sqlite.tables` has the SQL statem
   file and its WAL. `PRAGMA data_version` is asked when these have changed, or are recent, and every second.
 - Sessions: begun with the first registration; its lease is renewed every quarter of `lease_s`. Every process
   with the store open removes the keys of dead sessions. A process that was stopped for longer than its lease
-  finds the lease gone, begins another session and registers anew.
+  finds the lease gone, begins another session and registers anew. As often it looks whether the keys of its
+  registrations are there, and no others of its session: an older copy of the file may say otherwise.
+- Files: where the path names another file than before, each call goes to that one, and all watches fire.
 - Forks: no fork of this process happens during a call into SQLite (`ForkGate`).
 
 A fork copies the mutexes of all threads, but only the thread that forks. A global mutex of SQLite that
@@ -36,8 +38,9 @@ from typing import TYPE_CHECKING, Self, TypeVar
 from urllib.parse import quote
 
 from metadata.awake import Deadline, awake_timeout
+from metadata.backends.sqlite.database import BusyError
 from metadata.backends.sqlite.leases import Leases
-from metadata.backends.sqlite.tables import BusyError, Tables
+from metadata.backends.sqlite.tables import Tables
 from metadata.errors import (
     BookKeeperError,
     ClientClosedError,
@@ -144,7 +147,7 @@ class _Watch:
 
     def __init__(self, key: str, signature: Signature) -> None:
         self.key = key
-        self.signature = signature
+        self.signature: Signature | None = signature
         self.changed = asyncio.Event()
 
 
@@ -170,6 +173,7 @@ class SqliteMetadataStore(MetadataStore):
         self._session_lock = asyncio.Lock()  # held while the first session is begun
         self._renewed_at = 0.0  # by the loop's clock; read before the renewal, so never too late
         self._registrations: set[_SqliteRegistration] = set()
+        self._registering: set[_SqliteRegistration] = set()
 
     @classmethod
     async def open(
@@ -199,8 +203,10 @@ class SqliteMetadataStore(MetadataStore):
             raise InvalidArgumentError(f"the path of an SQLite metadata store is absolute, not {str(path)!r}")
         store = cls(path, lease_s=lease_s, operation_timeout_s=operation_timeout_s)
         try:
-            store._opened = await store._submit(lambda: Tables(path, create=create))
-            store._opened_leases = await store._submit_lease(lambda: Leases(path, lease_s=lease_s))
+            store._opened = await store._retry_while_busy(store._worker, lambda: Tables(path, create=create))
+            store._opened_leases = await store._retry_while_busy(
+                store._lease_worker, lambda: Leases(path, lease_s=lease_s)
+            )
             await store._remove_dead()
         except BaseException:
             store._abandon()
@@ -286,6 +292,7 @@ class SqliteMetadataStore(MetadataStore):
         # The holder may be this process from before a crash. Its lease then runs out, and the next round of
         # `_maintain`, here or in any other process, removes the key.
         changes = self.watch(key)
+        self._registering.add(registration)
         try:
             async with awake_timeout(self.registration_wait_s):
                 async for _ in changes:
@@ -298,9 +305,11 @@ class SqliteMetadataStore(MetadataStore):
             if isinstance(error, TimeoutError):
                 raise KeyExistsError(f"key {key!r} is held by another live session") from None
             raise
+        else:
+            self._registrations.add(registration)
         finally:
+            self._registering.discard(registration)
             await changes.aclose()
-        self._registrations.add(registration)
         return registration
 
     async def allocate_ids(self, name: str, count: int) -> range:
@@ -381,11 +390,11 @@ class SqliteMetadataStore(MetadataStore):
 
     async def _submit(self, call: Callable[[], Result]) -> Result:
         """Run a call on the database's worker; raises as `_retry_while_busy` does."""
-        return await self._retry_while_busy(self._worker, call)
+        return await self._retry_while_busy(self._worker, partial(self._tables.run, call))
 
     async def _submit_lease(self, call: Callable[[], Result]) -> Result:
         """Run a call on the leases' worker; raises as `_retry_while_busy` does."""
-        return await self._retry_while_busy(self._lease_worker, call)
+        return await self._retry_while_busy(self._lease_worker, partial(self._leases.run, call))
 
     async def _retry_while_busy(self, worker: ThreadPoolExecutor, call: Callable[[], Result]) -> Result:
         """Run a call, and retry while another process holds the write lock.
@@ -461,17 +470,13 @@ class SqliteMetadataStore(MetadataStore):
             timer = loop.call_later(pause_s, self._poll_now.set)
 
     async def _maintain(self) -> None:
-        """Remove the keys of dead sessions, and bring every registration to the present session."""
+        """Remove the keys of dead sessions, and see to it that every registration is there."""
         while True:
             await asyncio.sleep(self._lease_s / 4)
             try:
                 await self._remove_dead()
-                for registration in sorted(self._registrations, key=lambda each: each.key):
-                    is_current = registration.session == self._session and not registration.is_closed
-                    if not is_current and not await registration.put():
-                        log.warning("key %r is held by another session; trying again", registration.key)
-                    elif registration.is_closed:
-                        self._registrations.discard(registration)
+                if self._session is not None:
+                    await _mend_registrations(self, self._session)
             except ClientClosedError:
                 return
             except Exception as error:  # any error: without this loop dead sessions would keep their keys
@@ -514,12 +519,16 @@ class _SqliteRegistration(Registration):
 
     def __init__(self, store: SqliteMetadataStore, key: str, value: bytes) -> None:
         self.key = key
-        self.session: str | None = None
         self._store = store
         self._value = value
-        self._mark = token_of(None)
+        self.mark = token_of(None)
         self.is_closed = False
         self._lock = asyncio.Lock()
+
+    @property
+    def stored(self) -> tuple[str, bytes]:
+        """Return what the store holds of it, once it is put: its mark and its value."""
+        return self.mark, self._value
 
     async def put(self) -> bool:
         """Write the latest value under the store's session; False where another registration holds the key.
@@ -529,7 +538,6 @@ class _SqliteRegistration(Registration):
         async with self._lock:
             done = self.is_closed or await self._put()
             if self.is_closed:  # perhaps since the key was written
-                self.session = None
                 await self._remove()
                 return True
             return done
@@ -537,10 +545,8 @@ class _SqliteRegistration(Registration):
     async def _put(self) -> bool:
         store, session, value = self._store, self._store._session, self._value
         assert session is not None
-        writers = (self._mark, token_of(None))
-        done = await store._write(partial(store._tables.put_ephemeral, self.key, value, writers, session))
-        self.session = session if done else None
-        return done
+        writers = (self.mark, token_of(None))
+        return await store._write(partial(store._tables.put_ephemeral, self.key, value, writers, session))
 
     async def update(self, value: bytes) -> None:
         self._value = check_value(value)
@@ -555,7 +561,6 @@ class _SqliteRegistration(Registration):
         store._registrations.discard(self)
         try:
             async with self._lock:
-                self.session = None
                 with suppress(ClientClosedError):
                     await self._remove()
         except BaseException:
@@ -566,7 +571,26 @@ class _SqliteRegistration(Registration):
     async def _remove(self) -> None:
         # By the mark and not by the session: the store may have begun another session since.
         store = self._store
-        await store._write(lambda: store._tables.drop_ephemeral(self.key, self._mark))
+        await store._write(lambda: store._tables.drop_ephemeral(self.key, self.mark))
+
+
+async def _mend_registrations(store: SqliteMetadataStore, session: str) -> None:
+    """Put what the session lacks: it is another one now, or an older copy took the file's place.
+
+    A copy may also have keys of the session's that were removed since. Nothing else would remove them.
+    """
+    found = await store._submit(lambda: store._tables.ephemerals(session))
+    for registration in sorted(store._registrations, key=lambda each: each.key):
+        is_there = found.get(registration.key) == registration.stored and not registration.is_closed
+        if not is_there and not await registration.put():
+            log.warning("key %r is held by another session; trying again", registration.key)
+        elif registration.is_closed:
+            store._registrations.discard(registration)
+    # Read behind the keys: a registration is among these before its key is first written.
+    marks = {registration.mark for registration in store._registrations | store._registering}
+    for key, (mark, _) in found.items():
+        if mark not in marks:
+            await store._write(partial(store._tables.drop_ephemeral, key, mark))
 
 
 def _through_gate(call: Callable[[], Result]) -> Result:

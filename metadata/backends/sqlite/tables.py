@@ -1,7 +1,7 @@
 """The tables of an SQLite metadata store, and every statement that touches them.
 
-Synchronous; `metadata.backends.sqlite.store` makes all calls from one worker thread. Owns the schema,
-transactions, and the translation of SQLite's errors into this project's. Does not own which sessions are
+Synchronous; `metadata.backends.sqlite.store` makes all calls from one worker thread, through `Tables.run`.
+Owns the schema. Does not own the connection (`metadata.backends.sqlite.database`), nor which sessions are
 alive (`metadata.backends.sqlite.leases`).
 
 The database is in WAL mode with `synchronous=FULL`: a committed transaction is on the disk.
@@ -16,18 +16,15 @@ from __future__ import annotations
 
 import json
 import os
-import sqlite3
-import threading
-from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote
 
 from metadata import write_outcome
+from metadata.backends.sqlite.database import Database, transaction, translated, use_wal
 from metadata.errors import (
     InvalidArgumentError,
     KeyExistsError,
     MetadataCorruptError,
-    MetadataError,
     MetadataUnavailableError,
     NoSuchKeyError,
     no_cluster,
@@ -37,18 +34,14 @@ from metadata.keys import ancestors_of, name_of, parent_of
 from metadata.store import Guard, Version, Versioned
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
+
+    from metadata.backends.sqlite.database import Connection, Result
 
 SCHEMA_VERSION = 2
 APPLICATION_ID = 0x626B6D64
 """`bkmd`: distinguishes a metadata store from any other SQLite file."""
-
-BUSY_TIMEOUT_MS = 100
-"""Short: a long wait for the write lock is cut into attempts, and heartbeats run in between."""
-
-PRIVATE = 0o600
-"""The mode of a new file: metadata are for no other user of the machine."""
 
 _SCHEMA = f"""
 CREATE TABLE node (
@@ -73,10 +66,6 @@ PRAGMA user_version = {SCHEMA_VERSION};
 """
 
 
-class BusyError(Exception):
-    """Another process holds the write lock; nothing was done, try again."""
-
-
 class Row(NamedTuple):
     """A node, with or without a value."""
 
@@ -91,8 +80,8 @@ class Row(NamedTuple):
         return Version(self.number, self.incarnation, self.writers)
 
 
-Signature = tuple[int, int, int] | None
-"""Incarnation, number and count of child changes of a node; None where there is no node."""
+Signature = tuple[int | str, ...]
+"""The count of files opened; then incarnation, number, writers and count of child changes of a node there."""
 
 
 class Tables:
@@ -117,28 +106,22 @@ class Tables:
         if not path.parent.is_dir():
             raise InvalidArgumentError(f"the directory {path.parent} does not exist")
         self._path = path
-        self._own_commits = 0
-        self._seen: tuple[int, int, tuple[str, ...]] | None = None
-        with translated(self._path), ExitStack() as undo:
-            self._database = connect(path, create=create)
-            undo.callback(self._database.close)
-            # Before WAL mode is set: a file of another program must stay unchanged, its journal mode too.
-            self._check_ours()
-            if not create:
-                self._check_made()
-            use_wal(self._database, path, synchronous="FULL")
-            self._check_schema()
-            undo.pop_all()
+        self._seen: tuple[int, int, int, tuple[str, ...]] | None = None
+        self._database = Database(path, self._prepare, create=create)
 
     def close(self) -> None:
         """Close the file."""
         self._database.close()
 
+    def run(self, call: Callable[[], Result]) -> Result:
+        """Run a call of the methods below on the file that the path names; see `Database.run`."""
+        return self._database.run(call)
+
     # Keys
 
     def create(self, key: str, value: bytes, token: str, maybe_sent: bool) -> Version:
         """Create a key; see `MetadataStore.create`."""
-        with self._writing():
+        with self._database.writing():
             row = self._find(key)
             if row is not None and row.value is not None:
                 return write_outcome.settle_create(key, row.version, token, maybe_sent=maybe_sent)
@@ -147,7 +130,7 @@ class Tables:
     def create_missing(self, records: Sequence[tuple[str, bytes]], token: str) -> list[str]:
         """Create keys in one transaction; see `MetadataStore.create_missing`."""
         found = []
-        with self._writing():
+        with self._database.writing():
             for key, value in records:
                 row = self._find(key)
                 if row is None or row.value is None:
@@ -174,7 +157,7 @@ class Tables:
         guard: Guard | None,
     ) -> Version:
         """Replace a value; see `MetadataStore.compare_and_set`."""
-        with self._writing():
+        with self._database.writing():
             row = self._find_value(key)
             if row.version != expected:
                 return write_outcome.settle_compare_and_set(
@@ -185,7 +168,7 @@ class Tables:
 
     def delete(self, key: str, expected: Version | None, guard: Guard | None) -> None:
         """Delete a key; see `MetadataStore.delete`."""
-        with self._writing():
+        with self._database.writing():
             row = self._find_value(key)
             if expected is not None and row.version != expected:
                 raise write_outcome.conflict(key, expected, row.version)
@@ -200,7 +183,7 @@ class Tables:
 
     def allocate(self, name: str, count: int) -> range:
         """Draw a block of ids; see `MetadataStore.allocate_ids`."""
-        with self._writing():
+        with self._database.writing():
             ((next_id,),) = self._database.execute(
                 "INSERT INTO counter (name, next_id) VALUES (?, ?) "
                 "ON CONFLICT (name) DO UPDATE SET next_id = next_id + excluded.next_id RETURNING next_id",
@@ -214,7 +197,7 @@ class Tables:
             with translated(self._path):
                 found = self._database.execute("SELECT next_id FROM counter WHERE name = ?", (name,))
                 return next((int(next_id) for (next_id,) in found), 0)
-        with self._writing():
+        with self._database.writing():
             ((next_id,),) = self._database.execute(
                 "INSERT INTO counter (name, next_id) VALUES (?, ?) ON CONFLICT (name) "
                 "DO UPDATE SET next_id = MAX(next_id, excluded.next_id) RETURNING next_id",
@@ -240,7 +223,7 @@ class Tables:
         """Return the keys' signatures; None where nothing has changed since the last call with these keys."""
         with translated(self._path):
             ((data_version,),) = self._database.execute("PRAGMA data_version").fetchall()
-            seen = (data_version, self._own_commits, keys)
+            seen = (self._database.openings, data_version, self._database.commits, keys)
             if seen == self._seen:
                 return None
             signatures = {key: self._signature(key) for key in keys}
@@ -255,9 +238,16 @@ class Tables:
             rows = self._database.execute("SELECT DISTINCT session FROM node WHERE session IS NOT NULL")
             return sorted(session for (session,) in rows)
 
+    def ephemerals(self, session: str) -> dict[str, tuple[str, bytes | None]]:
+        """Return the session's ephemeral keys, each with its registration's mark and its value."""
+        with translated(self._path):
+            found = self._database.execute("SELECT path FROM node WHERE session = ?", (session,)).fetchall()
+            rows = {key: self._find(key) for (key,) in found}
+        return {key: (row.writers[0], row.value) for key, row in rows.items() if row is not None}
+
     def drop_sessions(self, sessions: Sequence[str]) -> None:
         """Remove all ephemeral keys of those sessions."""
-        with self._writing():
+        with self._database.writing():
             for session in sessions:
                 keys = self._database.execute("SELECT path FROM node WHERE session = ?", (session,))
                 for (key,) in keys.fetchall():
@@ -268,7 +258,7 @@ class Tables:
 
         The first of the writers marks the registration, and stays for its whole life.
         """
-        with self._writing():
+        with self._database.writing():
             row = self._find(key)
             if row is None:
                 self._put(key, value, writers, session)
@@ -283,12 +273,12 @@ class Tables:
 
     def drop_ephemeral(self, key: str, mark: str) -> None:
         """Delete the key if the registration with that mark holds it."""
-        with self._writing():
+        with self._database.writing():
             row = self._find(key)
             if row is not None and row.session is not None and row.writers[0] == mark:
                 self._drop(key)
 
-    # The methods below run inside a transaction or under `_translated`.
+    # The methods below run inside a transaction or under `translated`.
 
     def _find(self, key: str) -> Row | None:
         row = self._database.execute(
@@ -311,10 +301,11 @@ class Tables:
         return row
 
     def _signature(self, key: str) -> Signature:
-        row: Signature = self._database.execute(
-            "SELECT id, number, child_changes FROM node WHERE path = ?", (key,)
+        row: tuple[int | str, ...] | None = self._database.execute(
+            "SELECT id, number, writers, child_changes FROM node WHERE path = ?", (key,)
         ).fetchone()
-        return row
+        # An older copy, or another file, may have come to the same numbers with other contents.
+        return (self._database.openings, *(row or ()))
 
     def _put(self, key: str, value: bytes, writers: tuple[str, ...], session: str | None) -> Version:
         for ancestor in ancestors_of(key):
@@ -353,106 +344,36 @@ class Tables:
     def _touch_children(self, parent: str) -> None:
         self._database.execute("UPDATE node SET child_changes = child_changes + 1 WHERE path = ?", (parent,))
 
-    # Opening, transactions, errors
+    # Opening
 
-    def _check_ours(self) -> None:
-        ((tables,),) = self._database.execute("SELECT count(*) FROM sqlite_master").fetchall()
-        ((application_id,),) = self._database.execute("PRAGMA application_id").fetchall()
+    def _prepare(self, connection: Connection, create: bool) -> None:
+        # Before WAL mode is set: a file of another program must stay unchanged, its journal mode too.
+        ((tables,),) = connection.execute("SELECT count(*) FROM sqlite_master").fetchall()
+        ((application_id,),) = connection.execute("PRAGMA application_id").fetchall()
         if tables > 0 and application_id != APPLICATION_ID:
             raise MetadataCorruptError(f"{self._path} is an SQLite database, but not a metadata store")
-
-    def _check_made(self) -> None:
-        ((user_version,),) = self._database.execute("PRAGMA user_version").fetchall()
-        if user_version == 0:
+        if not create and not _schema_version(connection):
             raise no_cluster(_uri_of(self._path), "the file is empty")
-
-    def _check_schema(self) -> None:
-        ((user_version,),) = self._database.execute("PRAGMA user_version").fetchall()
-        if user_version == 0:
-            self._create_schema()
-            ((user_version,),) = self._database.execute("PRAGMA user_version").fetchall()
-        if user_version != SCHEMA_VERSION:
+        use_wal(connection, self._path, synchronous="FULL")
+        if not _schema_version(connection):
+            _create_schema(connection)
+        if (found := _schema_version(connection)) != SCHEMA_VERSION:
             raise MetadataCorruptError(
-                f"{self._path} has schema version {user_version}; this release reads {SCHEMA_VERSION}"
+                f"{self._path} has schema version {found}; this release reads {SCHEMA_VERSION}"
             )
 
-    def _create_schema(self) -> None:
-        with self._writing():
-            ((user_version,),) = self._database.execute("PRAGMA user_version").fetchall()
-            ((tables,),) = self._database.execute("SELECT count(*) FROM sqlite_master").fetchall()
-            if user_version == 0 and tables == 0:
-                for statement in _SCHEMA.split(";"):
-                    self._database.execute(statement)
 
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        with translated(self._path):
-            self._database.execute("BEGIN IMMEDIATE")
-            try:
-                yield
-                self._database.execute("COMMIT")
-            except BaseException:
-                # After some errors SQLite has rolled back already, and another ROLLBACK would be an error.
-                if self._database.in_transaction:
-                    self._database.execute("ROLLBACK")
-                raise
-            self._own_commits += 1
+def _schema_version(connection: Connection) -> int:
+    ((user_version,),) = connection.execute("PRAGMA user_version").fetchall()
+    return int(user_version)
 
 
-@contextmanager
-def translated(path: Path) -> Iterator[None]:
-    """Turn the errors of SQLite into this project's."""
-    try:
-        yield
-    except sqlite3.Error as error:
-        raise translate(error, path) from error
-
-
-def translate(error: sqlite3.Error, path: Path) -> MetadataError | InvalidArgumentError | BusyError:
-    """Return this project's error for one of SQLite's; the message names the file, the class the outcome."""
-    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
-    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-        return BusyError(str(error))
-    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-        return MetadataCorruptError(f"the metadata database {path} is damaged or none at all: {error}")
-    if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM):
-        return InvalidArgumentError(f"the metadata database {path} cannot be opened: {error}")
-    if code == sqlite3.SQLITE_FULL:
-        return MetadataUnavailableError(f"no space left for the metadata database {path}: {error}")
-    if code == sqlite3.SQLITE_READONLY:
-        return MetadataUnavailableError(f"the metadata database {path} cannot be written: {error}")
-    return MetadataUnavailableError(f"the metadata database {path} failed: {error}")
-
-
-_creating = threading.Lock()
-"""Held while this process has a descriptor of a database file that is no connection's; see `connect`."""
-
-
-def connect(path: Path, *, create: bool = True) -> sqlite3.Connection:
-    """Open a database file; a new file is `PRIVATE`. Without `create` no file is made."""
-    if not create:
-        uri = f"file:{quote(os.fsencode(path))}?mode=rw"
-        return sqlite3.connect(uri, uri=True, isolation_level=None, timeout=BUSY_TIMEOUT_MS / 1000)
-    # Closing any descriptor of a file drops all locks that this process has on it. So a descriptor is opened
-    # only of a file that did not exist, and no connection is made meanwhile.
-    with _creating, suppress(OSError):  # the file exists; or SQLite reports why it cannot be created
-        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, PRIVATE)
-        try:
-            os.fchmod(descriptor, PRIVATE)  # `os.open` applies the umask, which may take more away
-        finally:
-            os.close(descriptor)
-    # `isolation_level=None`: only the explicit BEGIN and COMMIT of this module begin and end transactions.
-    return sqlite3.connect(path, isolation_level=None, timeout=BUSY_TIMEOUT_MS / 1000)
-
-
-def use_wal(connection: sqlite3.Connection, path: Path, *, synchronous: str) -> None:
-    """Set WAL mode, in which several processes share the file."""
-    ((mode,),) = connection.execute("PRAGMA journal_mode = WAL").fetchall()
-    if mode != "wal":
-        raise InvalidArgumentError(
-            f"the file system of {path} cannot hold a shared SQLite database (journal mode {mode!r})"
-        )
-    connection.execute(f"PRAGMA synchronous = {synchronous}")
+def _create_schema(connection: Connection) -> None:
+    with transaction(connection):
+        ((tables,),) = connection.execute("SELECT count(*) FROM sqlite_master").fetchall()
+        if not _schema_version(connection) and tables == 0:
+            for statement in _SCHEMA.split(";"):
+                connection.execute(statement)
 
 
 def _uri_of(path: Path) -> str:
