@@ -45,7 +45,7 @@ class Version:
     """A state of one key, as returned by the store that holds the key.
 
     Opaque to callers but for equality, `written_by` and `is_before`. `number` grows with every change of the
-    key.
+    key. Behind a store that was set back it comes to the same count again. So the last writer counts as well.
     """
 
     number: int
@@ -55,10 +55,14 @@ class Version:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Version):
             return NotImplemented
-        return (self.number, self.incarnation) == (other.number, other.incarnation)
+        return (self.number, self.incarnation, self.writers[-1:]) == (
+            other.number,
+            other.incarnation,
+            other.writers[-1:],
+        )
 
     def __hash__(self) -> int:
-        return hash((self.number, self.incarnation))
+        return hash((self.number, self.incarnation, self.writers[-1:]))
 
     def written_by(self, token: str) -> bool:
         """Return whether the write with that token made this state or one of its recent predecessors."""

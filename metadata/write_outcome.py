@@ -95,9 +95,11 @@ def is_overwritten(expected: Version, current: Version) -> bool:
 
 def conflict(key: str, expected: Version, current: Version) -> VersionConflictError:
     """Build the error for a key that is not at the version expected."""
+    is_same = (current.number, current.incarnation) == (expected.number, expected.incarnation)
+    but = "but by another writer: the store was set back" if is_same else ""
     return VersionConflictError(
         f"key {key!r} is at version {current.number} of incarnation {current.incarnation}, "
-        f"not at {expected.number} of {expected.incarnation}"
+        f"{but or f'not at {expected.number} of {expected.incarnation}'}"
     )
 
 

@@ -13,7 +13,13 @@ import pytest
 from metadata.backends.sqlite.leases import boot_id
 from metadata.backends.sqlite.store import SqliteMetadataStore
 from metadata.backends.sqlite.tables import Tables
-from metadata.errors import MetadataUnavailableError, NoSuchKeyError
+from metadata.errors import (
+    GuardChangedError,
+    MetadataUnavailableError,
+    NoSuchKeyError,
+    VersionConflictError,
+)
+from metadata.store import Guard
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -255,6 +261,31 @@ async def test_a_file_that_a_link_names_is_followed(tmp_path: Path) -> None:
         (tmp_path / "new" / "m.db-wal").unlink()
         with pytest.raises(MetadataUnavailableError, match="while it was in use"):
             await store.children("")
+
+
+async def test_a_version_of_before_a_set_back_is_no_version_of_what_was_written_behind_it(
+    tmp_path: Path,
+) -> None:
+    """Both are the second change of one key. A writer would overwrite the end that a recovery has found."""
+    path = tmp_path / "m.db"
+    async with (
+        await SqliteMetadataStore.open(path) as store,
+        await SqliteMetadataStore.open(path) as other,
+    ):
+        first = await store.create("a", b'"open"')
+        guarded = await store.create("b", b"1")
+        older = copy(path, tmp_path / "older")
+        version = await store.compare_and_set("a", b'"more"', first)
+        copy(older, path)
+        theirs = await other.compare_and_set("a", b'"closed"', first)
+        assert version != theirs
+        with pytest.raises(VersionConflictError, match="set back"):
+            await store.compare_and_set("a", b'"still open"', version)
+        with pytest.raises(VersionConflictError):
+            await store.delete("a", version)
+        with pytest.raises(GuardChangedError):
+            await store.compare_and_set("b", b"2", guarded, guard=Guard("a", version))
+        assert (await store.read("a")) == (b'"closed"', theirs)
 
 
 # Registrations

@@ -42,4 +42,13 @@ MUTANTS = [
         tests=(_REPLACED, "-k", "and_no_others"),
         note=_NOTE,
     ),
+    Mutant(
+        485, "a version of before a set-back is that of what was written behind it",
+        (Edit("metadata.store:Version.__eq__",
+              "(self.number, self.incarnation, self.writers[-1:]) ==",
+              "(self.number, self.incarnation, ()) =="),
+         Edit("metadata.store:Version.__eq__", "other.writers[-1:],", "(),")),
+        tests=(_REPLACED, "-k", "a_version_of_before"),
+        note="where a simulated store is set back, all clients end",
+    ),
 ]  # fmt: skip
