@@ -11,8 +11,9 @@ import pytest
 from client_aio.bookies.pool import BookieDirectory
 from client_aio.config import ClientConfig
 from metadata.access.bookies import BookieRecord
+from metadata.backends.zookeeper.registration import Attempt
 from metadata.backends.zookeeper.session import ConnectionLostError, NoAuthError, RefusedError
-from metadata.backends.zookeeper.store import Attempt, ZooKeeperMetadataStore
+from metadata.backends.zookeeper.store import ZooKeeperMetadataStore
 from metadata.errors import (
     GuardChangedError,
     KeyExistsError,

@@ -1,4 +1,5 @@
 """The metadata store on a ZooKeeper ensemble.
 
-Read `store` first. `session` keeps one ZooKeeper session connected; `envelope` has the stored form of a node.
+Read `store` first. `session` keeps one ZooKeeper session connected, `registration` an ephemeral key alive;
+`layout` has the stored form of a node.
 """

@@ -1,15 +1,12 @@
 """The metadata store on a ZooKeeper ensemble.
 
-Owns the layout of keys, values and versions in ZooKeeper, settling a write whose answer was lost, and keeping
-ephemeral keys alive. Does not own the session (`metadata.backends.zookeeper.session`).
+Owns versions in ZooKeeper, settling a write whose answer was lost, and keeping ephemeral keys alive. `layout`
+has the data of a node, `registration` an ephemeral key, and `session` the session.
 
-- A key is a node below the root. Its data is a JSON object that an operator can read: `{"writers": ["token",
-  …], "value": <the value, verbatim>}`. A parent without a value has no data.
+- A key is a node below the root.
 - A version is the node's data version, the writers, and the incarnation. The incarnation is the node's czxid,
   together with the data version at which the key was created if the node existed before.
 - `ROOT/.store/ids/NAME` are the sequences of ids; `sync` writes to `ROOT/.store/sync`.
-- The data version of `ROOT/.store/registered` counts the ephemeral nodes that were created. A registration
-  changes its node only while that count stays: ZooKeeper cannot compare the node's session.
 
 A request is sent once per connection. After a lost answer the node is read again over the next connection,
 and its content decides. An unchanged node decides nothing: the write is then sent again from the same
@@ -22,22 +19,29 @@ node therefore stays when the key is deleted (`keeps_place`). It has no data, so
 and its data version goes on. `vacate` removes the node once every earlier request has arrived, or never will.
 Other keys have ids that are never used twice; their czxid is read before the write, and again from the
 answer.
-
-The tokens in the data are those of the last writers. Where the key was created in a node that existed, by
-that node's n-th change, `"born": n` comes before the value.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from metadata import write_outcome
 from metadata.awake import awake_timeout
+from metadata.backends.zookeeper.layout import (
+    KEY_IDS,
+    KEY_OWN,
+    KEY_SYNC,
+    OWN_KEYS,
+    seal,
+    seal_counter,
+    unseal,
+    unseal_counter,
+)
+from metadata.backends.zookeeper.registration import Attempt, RetryError, ZooKeeperRegistration
 from metadata.backends.zookeeper.session import (
     BadVersionError,
     CheckFailedError,
@@ -62,7 +66,6 @@ from metadata.errors import (
     is_unforeseen,
     no_cluster,
 )
-from metadata.ids import MALFORMED
 from metadata.keys import (
     ancestors_of,
     check_count,
@@ -80,192 +83,7 @@ if TYPE_CHECKING:
     from metadata.backends.zookeeper.session import Stat
 
 
-class Unsealed(NamedTuple):
-    """The parts of a node's data."""
-
-    value: bytes
-    writers: tuple[str, ...]
-    born: int
-
-
-def seal(value: bytes, writers: tuple[str, ...], born: int = 0) -> bytes:
-    """Build a node's data, which has the value verbatim."""
-    more = b', "born": %d' % born if born else b""
-    return b'{"writers": %b%b, "value": %b}' % (json.dumps(writers).encode(), more, value)
-
-
-def unseal(key: str, data: bytes) -> Unsealed:
-    """Parse a node's data; raises MetadataCorruptError."""
-    head, separator, rest = data.partition(b', "value": ')
-    try:
-        if separator and rest.endswith(b"}") and head.startswith(b'{"writers": '):
-            document = json.loads(head + b"}")
-            return Unsealed(rest[:-1], _writers(document["writers"]), _born(document))
-        # Written by hand, with other spaces: the value is then serialised anew, not returned verbatim.
-        document = json.loads(data)
-        value = json.dumps(document["value"]).encode()
-        return Unsealed(value, _writers(document["writers"]), _born(document))
-    except MALFORMED as error:
-        raise MetadataCorruptError(
-            f"key {key!r} holds no value of ours: {error!r} in {data[:200]!r}"
-        ) from error
-
-
-def _writers(found: object) -> tuple[str, ...]:
-    if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
-        raise ValueError(f"writers are {found!r}")
-    return tuple(found)
-
-
-def _born(document: dict[str, object]) -> int:
-    born = document.get("born", 0)
-    if not isinstance(born, int) or isinstance(born, bool) or not 0 <= born < 1 << 32:
-        raise ValueError(f"born is {born!r}")
-    return born
-
-
-def seal_counter(next_id: int) -> bytes:
-    """Build the data of a sequence of ids."""
-    return json.dumps({"next": next_id}).encode()
-
-
-def unseal_counter(path: str, data: bytes) -> int:
-    """Return the next id of a sequence; raises MetadataCorruptError."""
-    try:
-        next_id = json.loads(data)["next"]
-        if not isinstance(next_id, int) or isinstance(next_id, bool) or next_id < 0:
-            raise ValueError(f"next is {next_id!r}")
-    except MALFORMED as error:
-        raise MetadataCorruptError(f"the sequence of ids at {path} is damaged: {error!r}") from error
-    return next_id
-
-
-class Attempt:
-    """The state of one operation, over as many connections as it takes."""
-
-    def __init__(self, *, maybe_sent: bool) -> None:
-        self.maybe_sent = maybe_sent
-        """True where an earlier write of this operation may have taken effect."""
-
-        self.is_synced = False
-        """True where a read now is no older than the operation's first read."""
-
-    async def write(self, request: Awaitable[Result]) -> Result:
-        """Await a write; record that it may have taken effect where its answer is lost."""
-        try:
-            return await request
-        except (ConnectionLostError, asyncio.CancelledError):
-            self.maybe_sent = True
-            raise
-
-
-class RetryError(Exception):
-    """The attempt cannot settle the operation, and the next one can."""
-
-
-class ZooKeeperRegistration(Registration):
-    """An ephemeral key of one `ZooKeeperMetadataStore`. Its first writer token marks it as ours."""
-
-    def __init__(self, store: ZooKeeperMetadataStore, key: str, value: bytes) -> None:
-        self.key = key
-        self._store = store
-        self._value = value
-        self._mark = token_of(None)
-        self.is_closed = False
-        self._session_id = 0  # the session under which the key was last written; 0: not up to date, perhaps
-        self._lock = asyncio.Lock()
-
-    @property
-    def is_current(self) -> bool:
-        """Return whether the key was written under the present session, so that nothing is left to do."""
-        return not self.is_closed and self._session_id == self._store._session.session_id != 0
-
-    async def put(self) -> bool:
-        """Write the latest value under the present session; False where another registration holds the key.
-
-        After `close` it removes the key instead.
-        """
-        async with self._lock:
-            self._session_id = 0
-            # Read before the write: where another session begins meanwhile, the key must be written again.
-            session_id = self._store._session.session_id
-            is_held = await self._store._settle(f"register {self.key!r}", self._put)
-            if self.is_closed:  # perhaps since the key was made
-                await self._store._settle(f"remove {self.key!r}", self._remove)
-                is_held = True
-            self._session_id = session_id if is_held else 0
-            return is_held
-
-    async def _put(self, state: Attempt) -> bool:
-        # Idempotent, so that a lost answer needs no settling: the attempt is repeated.
-        if self.is_closed:
-            await self._remove(state)
-            return True
-        session = self._store._session
-        path = self._store._path(self.key)
-        value = self._value
-        data = seal(value, (self._mark, token_of(None)))
-        try:
-            await session.create(path, data, counted_in=self._store._path(KEY_REGISTERED))
-            return True
-        except NoNodeError:
-            needed = (*_OWN, *ancestors_of(self.key))
-            await self._store._create_missing(map(self._store._path, needed))
-            raise RetryError from None
-        except NodeExistsError:
-            found, stat, count = await self._look()
-        if stat.session_id == 0:
-            raise KeyExistsError(f"key {self.key!r} exists and is not ephemeral")
-        found_value, writers, _ = unseal(self.key, found)
-        if self._mark not in writers:
-            return False
-        if stat.session_id != session.session_id:
-            # This registration's key, from an earlier session that has not expired yet.
-            await session.delete(path, stat.version, count)
-            raise RetryError
-        if found_value != value:
-            await session.set(path, data, stat.version, count)
-        return True
-
-    async def _look(self) -> tuple[bytes, Stat, tuple[str, int]]:
-        """Return the node, and the count that stays while no other session can have created it anew."""
-        count = self._store._path(KEY_REGISTERED)
-        _, counted = await self._store._session.get(count)  # first: a node created afterwards is not counted
-        return *await self._store._session.get(self._store._path(self.key)), (count, counted.version)
-
-    async def update(self, value: bytes) -> None:
-        self._value = check_value(value)
-        if not await self.put():
-            raise KeyExistsError(f"key {self.key!r} is held by another session for now")
-
-    async def close(self) -> None:
-        store = self._store
-        if self.is_closed or store._closed:
-            return
-        self.is_closed = True  # a `put` under way removes the key that it makes
-        store._registrations.discard(self)
-        try:
-            async with self._lock:
-                await store._settle(f"remove {self.key!r}", self._remove)
-        except BaseException:
-            # The session may outlive this failure, and the key would with it: the registrar retries.
-            store._registrations.add(self)
-            store._schedule_retry()
-            raise
-
-    async def _remove(self, _: Attempt) -> None:
-        with suppress(NoNodeError):
-            found, stat, count = await self._look()
-            if self._mark in unseal(self.key, found).writers:
-                await self._store._session.delete(self._store._path(self.key), stat.version, count)
-
-
 SESSION_TIMEOUT_S = 6.0
-KEY_OWN = ".store"
-KEY_IDS = f"{KEY_OWN}/ids"
-KEY_SYNC = f"{KEY_OWN}/sync"
-KEY_REGISTERED = f"{KEY_OWN}/registered"
-_OWN = (KEY_OWN, KEY_IDS, KEY_REGISTERED, KEY_SYNC)
 RETRY_PAUSE_S = 0.02
 _LOOKS_AT_ONCE = 64
 _ZXID_BITS = 64
@@ -716,7 +534,7 @@ class ZooKeeperMetadataStore(MetadataStore):
         try:
             await self._session.set(self._path(KEY_SYNC), b"", -1)
         except NoNodeError:
-            await self._create_missing(map(self._path, _OWN))
+            await self._create_missing(map(self._path, OWN_KEYS))
             await self._session.set(self._path(KEY_SYNC), b"", -1)
         state.is_synced = True
 
@@ -742,7 +560,7 @@ class ZooKeeperMetadataStore(MetadataStore):
             root = self._root[1:]
             await self._create_missing([f"/{part}" for part in (*ancestors_of(root), root)])
         if await self._session.exists(self._path(KEY_SYNC)) is None:
-            await self._create_missing(map(self._path, _OWN))
+            await self._create_missing(map(self._path, OWN_KEYS))
 
     async def _create_missing(self, paths: Iterable[str]) -> None:
         for path in paths:

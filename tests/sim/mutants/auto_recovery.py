@@ -418,7 +418,7 @@ MUTANTS = [
     ),
     Mutant(
         441, "a registration removes the key that another process has made in place of its own",
-        (Edit("metadata.backends.zookeeper.store:ZooKeeperRegistration._put",
+        (Edit("metadata.backends.zookeeper.registration:ZooKeeperRegistration._put",
               "session.delete(path, stat.version, count)", "session.delete(path, stat.version)"),),
         tests=("tests/metadata/test_zookeeper_faults.py", "-k", "expires_meanwhile and moves"),
         note="as 379",
