@@ -188,8 +188,9 @@ class LeaderElection:
                 await self._until_gone(f"{self._key}/leader")
                 with contextlib.suppress(KeyExistsError):
                     async with _registered(self._store, f"{self._key}/leader", record):
-                        if self._store.session == session:
-                            await self._lead(session, number)
+                        made = await self._read(f"{self._key}/leader")
+                        if made is not None and made.candidate == number and self._store.session == session:
+                            await self._lead(session, made.version)
                     return
 
     async def _come_first(self, place: str) -> None:
@@ -224,13 +225,13 @@ class LeaderElection:
                     with contextlib.suppress(NoSuchKeyError, VersionConflictError):
                         await self._store.delete(key, found.version)
 
-    async def _lead(self, session: str, number: int) -> None:
+    async def _lead(self, session: str, made: Version) -> None:
         self._session = session
         self.terms += 1
         logger.info("election=%s this candidate leads", self._key)
         async with self._changed:
             self._changed.notify_all()
-        watching = asyncio.create_task(self._until_key_changes(session, number))
+        watching = asyncio.create_task(self._until_key_changes(session, made))
         loop = asyncio.get_running_loop()
         try:
             while self.is_leader and not watching.done():
@@ -245,13 +246,16 @@ class LeaderElection:
             async with self._changed:
                 self._changed.notify_all()
 
-    async def _until_key_changes(self, session: str, number: int) -> None:
-        """Return when the session has changed, or the key was removed."""
+    async def _until_key_changes(self, session: str, made: Version) -> None:
+        """Return when the session has changed, or the key was removed.
+
+        The store makes it anew where it is gone. Somebody else may have led meanwhile.
+        """
         key = f"{self._key}/leader"
         async with contextlib.aclosing(self._store.watch(key)) as changes:
             async for _ in changes:
                 found = await self._read(key)
-                if found is None or found.candidate != number or self._store.session != session:
+                if found is None or found.version != made or self._store.session != session:
                     return
 
     def _has_lost(self, term: int) -> bool:

@@ -95,7 +95,10 @@ class Registration(abc.ABC):
     """An ephemeral key: it exists as long as the session of the process that registered it.
 
     After a lost session the store creates the key anew, with the latest value, within 2 s of reaching the
-    store again. Closing removes the key.
+    store again. So it does where the key is gone and the session lives: the store was set back, or somebody
+    has deleted the key. Closing removes the key.
+
+    Another session may have held the key meanwhile. An owner whom that concerns watches the key's version.
     """
 
     key: str

@@ -61,6 +61,8 @@ class MemoryTree:
         self._watches: dict[str, set[asyncio.Event]] = {}
         self._counters: dict[str, int] = {}
         self._drawn: dict[str, int] = {}
+        self.owners: dict[int, MemoryMetadataStore] = {}
+        """The clients by their sessions; told when a key of the session is deleted."""
 
     def draw(self, what: str) -> int:
         """Increment the named counter, from 1, and return it."""
@@ -121,6 +123,9 @@ class MemoryTree:
         """Delete a key."""
         if self._nodes[key].children:
             raise InvalidArgumentError(f"key {key!r} has children and cannot be deleted")
+        session = self._nodes[key].session
+        if session in self.owners:
+            asyncio.get_running_loop().call_soon(self.owners[session].register_anew)
         del self._nodes[key]
         self._nodes[parent_of(key)].children.discard(name_of(key))
         self.touch(key)
@@ -128,6 +133,7 @@ class MemoryTree:
 
     def drop_session(self, session: int) -> None:
         """Delete all ephemeral keys of that session."""
+        self.owners.pop(session, None)
         for key in [key for key, node in self._nodes.items() if node.session == session]:
             self.drop(key)
 
@@ -160,7 +166,7 @@ class MemoryMetadataStore(MetadataStore):
         """
         self.tree = tree if tree is not None else MemoryTree()
         self.uri = "memory://"
-        self._session = self.tree.draw("session")
+        self._session = self._begin_session()
         self._session_timeout_s = session_timeout_s
         self._registrations: set[_MemoryRegistration] = set()
         self._watches: set[asyncio.Event] = set()
@@ -292,10 +298,16 @@ class MemoryMetadataStore(MetadataStore):
         The client opens another session at once, and registers anew in the next event-loop iteration.
         """
         self._live().drop_session(self._session)
-        self._session = self.tree.draw("session")
-        asyncio.get_running_loop().call_soon(self._register_anew)
+        self._session = self._begin_session()
+        asyncio.get_running_loop().call_soon(self.register_anew)
 
-    def _register_anew(self) -> None:
+    def _begin_session(self) -> int:
+        session = self.tree.draw("session")
+        self.tree.owners[session] = self
+        return session
+
+    def register_anew(self) -> None:
+        """Create the keys of all registrations that are not there."""
         for registration in sorted(self._registrations, key=lambda each: each.key):
             registration.put(self.tree)
 

@@ -7,6 +7,8 @@ import time
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
+import pytest
+
 import client_aio
 from metadata.access.bookies import available_bookies
 from metadata.backends.uri import open_store
@@ -157,3 +159,39 @@ async def test_a_bookie_registers_again_after_its_session_expired(
             client.create_ledger(ensemble_size=1, write_quorum=1, ack_quorum=1) as ledger,
         ):
             await asyncio.wait_for(ledger.add_entry(b"served"), WAIT_S)
+
+
+async def test_bookies_go_on_where_the_servers_are_set_back(tmp_path: Path) -> None:
+    """Without a restart of a bookie: they had seen transactions that the servers have forgotten."""
+
+    async def make_ledger() -> int:
+        async with client_aio.connect(uri) as client, client.create_ledger() as ledger:
+            await ledger.add_entries(b"%d" % n for n in range(10))
+        return ledger.ledger_id
+
+    async def are_registered() -> None:
+        """Wait for the bookies that run: the copy has their former registrations."""
+        present = {name: each.addresses for name, each in cluster.bookies.items()}
+        async with await open_store(uri) as store, aclosing(store.watch(KEY_AVAILABLE)) as changes:
+            async for _ in changes:
+                found = await available_bookies(store)
+                if {name: each.addresses for name, each in found.items()} == present:
+                    return
+
+    with ZooKeeperServer(tmp_path / "zookeeper") as server:
+        uri = uri_of(server.address, tmp_path)
+        async with Cluster(tmp_path, uri=uri) as cluster, asyncio.timeout(4 * WAIT_S):
+            before = await make_ledger()
+            await asyncio.to_thread(server.copy_data)
+            lost = await make_ledger()
+            await cluster.end()
+            await cluster.start()
+            await asyncio.to_thread(server.set_back)
+            await are_registered()
+            new = await make_ledger()
+            async with client_aio.connect(uri) as client:
+                for ledger_id in (before, new):
+                    reader = await client.open_ledger(ledger_id)
+                    assert await contents(reader) == [b"%d" % n for n in range(10)]
+                with pytest.raises(client_aio.NoSuchLedgerError):
+                    await client.open_ledger(lost)

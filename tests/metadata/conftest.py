@@ -8,6 +8,7 @@ import secrets
 import sqlite3
 import struct
 from abc import ABC, abstractmethod
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import pytest
@@ -20,9 +21,10 @@ from tests.sim.cluster.metadata import SimMetadataStore, SimTree
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from contextlib import AbstractAsyncContextManager
     from pathlib import Path
 
-    from metadata.store import MetadataStore
+    from metadata.store import MetadataStore, Registration
     from tests.support.zookeeper import ZooKeeperServer
 
 
@@ -144,6 +146,12 @@ class ZooKeeperBackend(Backend):
     def crash(self, store: MetadataStore) -> None:
         assert isinstance(store, ZooKeeperMetadataStore)
         store._abandon()
+
+
+def still(registration: Registration) -> AbstractAsyncContextManager[object]:
+    """Keep a registration whose key is gone from making it anew meanwhile."""
+    lock: AbstractAsyncContextManager[object] = getattr(registration, "_lock", nullcontext())
+    return lock
 
 
 async def end_session(store: ZooKeeperMetadataStore, port: int) -> None:

@@ -17,6 +17,7 @@ from metadata.errors import (
     VersionConflictError,
 )
 from metadata.store import VALUE_BYTES_MAX, WRITERS_KEPT, Guard, MetadataStore, Version
+from tests.metadata.conftest import still
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -449,8 +450,9 @@ async def test_a_registration_that_lost_its_key_leaves_alone_whoever_has_it_now(
     """The next one is of the same session: only a mark tells them apart."""
     store, other = await backend.open(), await backend.open()
     lost = await store.register("alive/a", b"1")
-    await other.delete("alive/a")
-    held = await store.register("alive/a", b"2")
+    async with still(lost):
+        await other.delete("alive/a")
+        held = await store.register("alive/a", b"2")
     await lost.close()
     await other.sync("alive/a")
     assert (await other.read("alive/a")).value == b"2"
@@ -458,6 +460,25 @@ async def test_a_registration_that_lost_its_key_leaves_alone_whoever_has_it_now(
     await other.sync("alive/a")
     with pytest.raises(NoSuchKeyError):
         await other.read("alive/a")
+
+
+async def test_a_registration_whose_key_is_deleted_comes_back_with_the_latest_value(
+    backend: Backend,
+) -> None:
+    one, two = await backend.open(), await backend.open()
+    registration = await one.register("b/1", b"1")
+    await registration.update(b"2")
+    session = one.session
+    await two.sync("b/1")
+    await two.delete("b/1")
+    await until(two, "b/1", b"2")
+    assert one.session == session
+    await registration.update(b"3")
+    await until(two, "b/1", b"3")
+    await two.delete("b/1")
+    await until(two, "b/1", b"3")
+    await registration.close()
+    await until(two, "b/1", None)
 
 
 async def test_closing_a_store_removes_its_registrations(backend: Backend) -> None:

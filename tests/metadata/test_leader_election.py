@@ -13,7 +13,7 @@ import pytest
 from benchmarks.processes import Child, start_module
 from client_aio.election import LeaderElection
 from metadata.errors import ClientClosedError, InvalidArgumentError, MetadataCorruptError
-from tests.metadata.conftest import new_root
+from tests.metadata.conftest import new_root, still
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -101,9 +101,10 @@ async def test_what_is_left_over_of_oneself_stands_in_nobody_s_way(backend: Back
         election._numbers.add(-1)
         registration = await other.register("elections/b/leader", b'{"candidate": -1, "value": ""}')
         election._key = "elections/b"
-        await store.delete("elections/a/leader")
-        await election.lost()
-        await election.gained()
+        async with still(registration):
+            await store.delete("elections/a/leader")
+            await election.lost()
+            await election.gained()
         await registration.close()
 
 

@@ -610,20 +610,18 @@ async def test_a_root_that_is_gone_is_said_and_what_was_registered_comes_back_wi
     root = new_root()
     async with await open_behind(zookeeper.address, root) as store:
         await store.register("b/1", b"1")
-        session = store._session
-        for path in ("b/1", "b", ".store/ids", ".store/registered", ".store/sync", ".store"):
-            if await session.exists(f"/{root}/{path}") is not None:
-                await session.delete(f"/{root}/{path}", -1)
-        await session.delete(f"/{root}", -1)
+        session, (registration,) = store._session, store._registrations
+        has_failed, later = asyncio.Event(), store._schedule_retry
+        monkeypatch.setattr(store, "_schedule_retry", lambda: (has_failed.set(), later()))
+        async with registration._lock:  # nothing is put while the tree is taken down
+            for path in ("b/1", "b", ".store/ids", ".store/registered", ".store/sync", ".store"):
+                if await session.exists(f"/{root}/{path}") is not None:
+                    await session.delete(f"/{root}/{path}", -1)
+            await session.delete(f"/{root}", -1)
         with pytest.raises(MetadataUnavailableError, match="is gone"):
             await store.sync("b")
         with pytest.raises(MetadataUnavailableError, match="is gone"):
             await store.create("c", b"1")
-        for registration in store._registrations:
-            registration._session_id = 0  # as after a session that expired meanwhile
-        has_failed, later = asyncio.Event(), store._schedule_retry
-        monkeypatch.setattr(store, "_schedule_retry", lambda: (has_failed.set(), later()))
-        store._new_session.set()
         async with asyncio.timeout(PATIENCE_S):
             await has_failed.wait()
             await store._prepare_own_nodes(True, Attempt(maybe_sent=False))

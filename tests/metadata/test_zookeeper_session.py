@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from contextlib import suppress
-from typing import cast
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Self, cast
 
+import pytest
 from aiozk import protocol
 
 from metadata.backends.zookeeper.session import ConnectionLostError, Session, _Connection
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+SET = 5
 
 
 class Line:
@@ -17,7 +23,7 @@ class Line:
 
     def __init__(self) -> None:
         self.now = 100.0
-        self.session = Session([("h", 1)], timeout_s=6.0, on_session=lambda: None)
+        self.session = Session([("h", 1)], timeout_s=6.0)
         self.connection = _Connection(self.session, "h:1")
         self.connection._loop = cast("asyncio.AbstractEventLoop", self)
         self.connection.connection_made(cast("asyncio.Transport", self))
@@ -119,10 +125,109 @@ async def test_a_connection_that_is_lost_with_its_handshake_is_not_used() -> Non
 
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
         host, port = server.sockets[0].getsockname()
-        session = Session([(host, port)], timeout_s=6.0, on_session=lambda: None)
+        session = Session([(host, port)], timeout_s=6.0)
         session.start()
         async with asyncio.timeout(20):
             assert await session.exists("/a") is None
         assert connections == 2
         session.abort()
         await asyncio.gather(*filter(None, serving))
+
+
+class Server:
+    """A server that refuses a client which has seen a later transaction, as ZooKeeper's do."""
+
+    def __init__(self, zxid: int, *, has_majority: bool = True) -> None:
+        self.zxid = zxid
+        self.has_majority = has_majority
+        self.sessions = 0
+        self.refused = 0
+        self.seen: list[int] = []
+        self.address = ("127.0.0.1", 0)
+        self._tasks: list[asyncio.Task[None] | None] = []
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._serve, *self.address)
+        self.address = self._server.sockets[0].getsockname()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        await asyncio.gather(*filter(None, self._tasks))
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._tasks.append(asyncio.current_task())
+        try:
+            frame = await self._frame(reader)
+            _, seen, _, session = struct.unpack_from("!iqiq", frame)
+            if seen > self.zxid:
+                self.refused += 1
+                return
+            self.seen.append(seen)
+            self.sessions += not session
+            answer = struct.pack("!iiqi16s?", 0, 6000, session or self.sessions, 16, b"password", False)
+            writer.write(struct.pack("!i", len(answer)) + answer)
+            while True:
+                xid, opcode = struct.unpack_from("!ii", await self._frame(reader))
+                if opcode == SET and not self.has_majority:
+                    return
+                if opcode == SET:
+                    self.zxid += 100  # what the leader has, and this transaction
+                writer.write(struct.pack("!iiqi", 16, xid, self.zxid, -101))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.transport.abort()
+
+    async def _frame(self, reader: asyncio.StreamReader) -> bytes:
+        return await reader.readexactly(int.from_bytes(await reader.readexactly(4), "big"))
+
+
+@asynccontextmanager
+async def session_with(*servers: Server, seen: int) -> AsyncIterator[Session]:
+    """A session with servers, of which it has seen transactions up to one."""
+    session = Session([each.address for each in servers], timeout_s=6.0, written="/w")
+    session.session_id, session._last_zxid = 77, seen
+    session.start()
+    try:
+        async with asyncio.timeout(20):
+            yield session
+    finally:
+        session.abort()
+
+
+async def test_a_session_begins_anew_where_the_servers_have_forgotten_transactions() -> None:
+    async with Server(100) as server, session_with(server, seen=1000) as session:
+        with pytest.raises(ConnectionLostError):  # its caller may go by what they have forgotten
+            await session.set("/a", b"", 7)
+        assert server.zxid == 200  # it was not sent
+        assert await session.exists("/a") is None
+        assert session.session_id == server.sessions == 2  # one session only asked
+        assert server.seen == [0, 0]
+        assert session._last_zxid == 200
+
+
+async def test_a_server_that_lags_is_waited_for_in_the_same_session() -> None:
+    """It is the only one that can be reached, and a write makes it hear of everything."""
+    async with Server(950) as server, session_with(server, seen=1000) as session:
+        assert await session.exists("/a") is None
+        assert session.session_id == 77
+        assert server.seen == [0, 1000]
+
+
+async def test_servers_that_cannot_write_are_not_taken_for_servers_that_were_set_back() -> None:
+    async with Server(100, has_majority=False) as server, session_with(server, seen=1000) as session:
+        while server.refused < 4:  # noqa: ASYNC110 (nobody is told)
+            await asyncio.sleep(0.01)
+        assert (session.session_id, session._last_zxid) == (77, 1000)
+
+
+async def test_one_server_of_several_that_is_behind_ends_no_session() -> None:
+    """It may have been started by mistake, on old data and alone."""
+    async with Server(100) as server, Server(0) as one, Server(0) as other:
+        one._server.close()
+        other._server.close()
+        async with session_with(server, one, other, seen=1000) as session:
+            while server.refused < 4:  # noqa: ASYNC110 (nobody is told)
+                await asyncio.sleep(0.01)
+            assert (session.session_id, server.sessions) == (77, 0)

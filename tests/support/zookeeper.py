@@ -204,6 +204,19 @@ class ZooKeeperServer:
         """Stop the process with SIGTERM, if it runs."""
         self._end(signal.SIGTERM)
 
+    def copy_data(self) -> None:
+        """Stop it, keep a copy of its data, and start it again."""
+        self.stop()
+        shutil.copytree(self.directory / "data", self.directory / "older")
+        self.start()
+
+    def set_back(self) -> None:
+        """Stop it, put the copy in the place of its data, and start it again."""
+        self.stop()
+        shutil.rmtree(self.directory / "data")
+        shutil.copytree(self.directory / "older", self.directory / "data")
+        self.start()
+
     def pause(self) -> None:
         """Stop it from running on (SIGSTOP): its connections stay open and silent."""
         assert self._process is not None

@@ -3,11 +3,15 @@
 A registration has the session of its process as its owner. Its first writer token marks its node. ZooKeeper
 cannot compare a node's session. So the data version of `ROOT/.store/registered` counts the ephemeral nodes
 that were created, and a registration changes its node only while that count stays.
+
+A node may go while its session lives: an operator deletes it, or the servers are set back to an older copy
+that has the session and not the node. So the node is watched, and put again.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
@@ -24,6 +28,8 @@ if TYPE_CHECKING:
     from metadata.backends.zookeeper.store import ZooKeeperMetadataStore
 
 Result = TypeVar("Result")
+
+log = logging.getLogger(__name__)
 
 
 class Attempt:
@@ -58,13 +64,30 @@ class ZooKeeperRegistration(Registration):
         self._value = value
         self._mark = token_of(None)
         self.is_closed = False
-        self._session_id = 0  # the session under which the key was last written; 0: not up to date, perhaps
         self._lock = asyncio.Lock()
 
-    @property
-    def is_current(self) -> bool:
-        """Return whether the key was written under the present session, so that nothing is left to do."""
-        return not self.is_closed and self._session_id == self._store._session.session_id != 0
+    async def mend(self) -> None:
+        """Put the key where it is not there, and watch it from now on; remove it after `close`."""
+        if await self._store._settle(f"look at {self.key!r}", self._is_there):
+            return
+        if not await self.put():
+            log.warning("key %r is held by another session; trying again", self.key)
+            self._store._schedule_retry()
+        elif self.is_closed:
+            self._store._forget(self)
+        elif not await self._store._settle(f"watch {self.key!r}", self._is_there):
+            self._store._schedule_retry()
+
+    async def _is_there(self, _: Attempt) -> bool:
+        if self.is_closed:
+            return False
+        session, path = self._store._session, self._store._path(self.key)
+        if await session.exists(path, watch=True) is None:
+            return False
+        data, stat = await session.get(path)
+        found = unseal(self.key, data)
+        is_ours = found.writers[:1] == (self._mark,) and stat.session_id == session.session_id
+        return is_ours and found.value == self._value
 
     async def put(self) -> bool:
         """Write the latest value under the present session; False where another registration holds the key.
@@ -72,14 +95,10 @@ class ZooKeeperRegistration(Registration):
         After `close` it removes the key instead.
         """
         async with self._lock:
-            self._session_id = 0
-            # Read before the write: where another session begins meanwhile, the key must be written again.
-            session_id = self._store._session.session_id
             is_held = await self._store._settle(f"register {self.key!r}", self._put)
             if self.is_closed:  # perhaps since the key was made
                 await self._store._settle(f"remove {self.key!r}", self._remove)
                 is_held = True
-            self._session_id = session_id if is_held else 0
             return is_held
 
     async def _put(self, state: Attempt) -> bool:
@@ -129,7 +148,7 @@ class ZooKeeperRegistration(Registration):
         if self.is_closed or store._closed:
             return
         self.is_closed = True  # a `put` under way removes the key that it makes
-        store._registrations.discard(self)
+        store._forget(self)
         try:
             async with self._lock:
                 await store._settle(f"remove {self.key!r}", self._remove)

@@ -16,9 +16,16 @@ This session promises instead:
 2. A lost connection is noticed at end-of-file or reset, or after a third of the session timeout without
    data. All servers are then tried in turn, without a pause in the first round.
 3. Every server connected to has seen every transaction that this session has seen. Reads never go
-   backwards, not even across an expired session.
-4. After an expired session, `session_id` changes and `on_session` is called. Watches fire after every
-   reconnect: a watch means "read again", and nothing more.
+   backwards, not even across an expired session, unless the servers were set back.
+4. After an expired session, `session_id` changes. Watches fire after every reconnect: a watch means "read
+   again", and nothing more.
+5. Where the servers were set back to older data, this session ends as an expired one does, and another one
+   begins.
+
+A server closes the connection of a client that has seen a later transaction (zxid) than the server. So a
+lagging server is not used. But servers that were set back to an older copy refuse the client for ever. A
+write tells the two apart. It is a new transaction of a majority of the servers, and its zxid is above all
+that any client has seen. Where it is not, the servers have forgotten some.
 """
 
 from __future__ import annotations
@@ -29,6 +36,7 @@ import math
 import random
 import struct
 from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
 from aiozk import exc, protocol
@@ -37,7 +45,7 @@ from metadata.awake import AwakeClock, awake_timeout, until_read
 from metadata.owned_task import OwnedTask
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from aiozk.protocol.request import Request
     from aiozk.protocol.response import Response
@@ -97,6 +105,10 @@ class ConnectionLostError(Exception):
     """The connection was lost before the answer: the request may or may not have taken effect."""
 
 
+class _RefusedHandshakeError(ConnectionLostError):
+    """The server closed the connection in place of an answer to the handshake."""
+
+
 _ERRORS: dict[int, type[Exception]] = {
     -101: NoNodeError,
     -102: NoAuthError,
@@ -150,7 +162,11 @@ class _Connection(asyncio.Protocol):
         self.active_at = self._loop.time()
 
     def connection_lost(self, error: Exception | None) -> None:
-        self.drop(f"connection closed ({error or 'end of file'})")
+        why = f"connection closed ({error or 'end of file'})"
+        if self._unanswered and not self.handshake.done():
+            self.handshake.set_exception(_RefusedHandshakeError(f"{self.server}: {why}"))
+            self.handshake.exception()  # as in `drop`
+        self.drop(why)
 
     def data_received(self, data: bytes) -> None:
         self.active_at = self._loop.time()
@@ -227,6 +243,12 @@ class _Connection(asyncio.Protocol):
         self._write(request.serialize(self._xid))
         return future
 
+    def close(self) -> None:
+        """End the session without waiting for the answer, and close."""
+        if not self.lost.done() and self._transport is not None:
+            self.send(protocol.CloseRequest())
+            self._transport.close()  # once the request was sent
+
     def drop(self, why: str) -> None:
         """Close at once and fail all requests in flight with ConnectionLostError."""
         if self.lost.done():
@@ -256,14 +278,14 @@ class Session:
         servers: Sequence[tuple[str, int]],
         *,
         timeout_s: float,
-        on_session: Callable[[], None],
+        written: str = "/",
     ) -> None:
         """Prepare a session.
 
         Args:
             servers: host and port of each server.
             timeout_s: the session timeout to ask for; the servers decide the actual one (`timeout_s`).
-            on_session: called whenever a session has begun, the first one too.
+            written: a node whose data may be made empty at any time; it need not exist.
         """
         self.session_id = 0
         self.timeout_s = timeout_s
@@ -273,12 +295,17 @@ class Session:
         self.heard_at = 0.0
         """The time of the latest send that a server has answered, by the loop's clock."""
 
+        self.connections = 0
+        """How often a connection was made."""
+
         self.clock = AwakeClock()
         self._servers = [(host, port, _join(host, port)) for host, port in servers]
         self._asked_timeout_s = timeout_s
-        self._on_session = on_session
+        self._written = written
+        self._refused_by: list[tuple[str, int, str]] = []  # in the present round of attempts
         self._password = NO_PASSWORD
         self._last_zxid = 0
+        self._eras = 0  # how often the servers were found set back
         self._connection: _Connection | None = None
         self._connected = asyncio.Event()
         self._watchers: dict[str, set[asyncio.Event]] = {}
@@ -379,10 +406,13 @@ class Session:
         raise _ERRORS.get(code, RefusedError)(_name_of(code))
 
     async def _call(self, request: Request, answer_type: type[Answer]) -> Answer:
+        era = self._eras
         while self._connection is None:
             await self._connected.wait()
             if self._closing:
                 raise ConnectionLostError("closed by this client")
+        if era != self._eras:
+            raise ConnectionLostError("the caller may go by what the servers have forgotten")
         answer = await self._connection.send(request)
         assert isinstance(answer, answer_type)
         return answer
@@ -421,6 +451,15 @@ class Session:
         """Record the transaction that the server has reached."""
         self._last_zxid = max(self._last_zxid, zxid)
 
+    def begin_anew(self, why: str) -> None:
+        """Give up the session, as where it has expired, and begin another one."""
+        log.warning("ZooKeeper session %x is given up: %s", self.session_id, why)
+        self.session_id, self._password = 0, NO_PASSWORD
+        self._eras += 1
+        self.note_expired()
+        if self._connection is not None:
+            self._connection.drop(why)
+
     # Connecting
 
     def detach(self, connection: _Connection) -> None:
@@ -437,6 +476,7 @@ class Session:
             connection = await self._connect_any(order)
             if not connection.lost.done():  # data after the handshake's answer may have ended the connection
                 self._connection = connection
+                self.connections += 1
                 self._connected.set()
                 for path in list(self._watchers):
                     self.fire(path)
@@ -449,10 +489,13 @@ class Session:
     async def _connect_any(self, order: Sequence[tuple[str, int, str]]) -> _Connection:
         pause_s, timeout_s = 0.0, CONNECT_TIMEOUT_S
         while True:
+            self._refused_by.clear()
             for host, port, server in order:
                 connection = await self._connect(host, port, server, timeout_s)
                 if connection is not None:
                     return connection
+            if 2 * len(self._refused_by) > len(order) and await self._are_set_back(timeout_s):
+                continue
             pause_s = min(max(2 * pause_s, PAUSE_MIN_S), PAUSE_MAX_S)
             timeout_s = min(2 * timeout_s, max(self._asked_timeout_s / 3, CONNECT_TIMEOUT_S))
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
@@ -473,6 +516,9 @@ class Session:
                 why = "it gave no session"
         except TimeoutError:
             why = f"no answer within {timeout_s:g} s"
+        except _RefusedHandshakeError as error:
+            self._refused_by.append((host, port, server))
+            why = str(error)
         except (OSError, UnicodeError, ConnectionLostError) as error:
             why = str(error)
         except BaseException:
@@ -482,6 +528,34 @@ class Session:
         self.problems[server] = why
         log.info("ZooKeeper server %s: %s", server, why)
         return None
+
+    async def _are_set_back(self, timeout_s: float) -> bool:
+        """Return whether the servers were set back; then the session is given up, with what it has seen.
+
+        Most of them have refused it, and one is asked for a new transaction by a session of its own.
+        """
+        host, port, server = random.choice(self._refused_by)
+        asking = Session([(host, port)], timeout_s=self._asked_timeout_s)
+        connection = await asking._connect(host, port, server, timeout_s)
+        if connection is None or connection.lost.done():
+            return False
+        try:
+            async with awake_timeout(timeout_s):
+                with suppress(NoNodeError):  # this, too, is a transaction
+                    await connection.send(protocol.SetDataRequest(path=self._written, data=b"", version=-1))
+        except (TimeoutError, ConnectionLostError, NoAuthError, RefusedError):
+            return False
+        finally:
+            newest = asking._last_zxid
+            connection.close()
+        if newest >= self._last_zxid:
+            return False  # it was behind the others, and is not any more
+        self.begin_anew(
+            f"the servers were set back to an older copy of their data: {server} is at transaction "
+            f"{newest:x}, and this session has seen {self._last_zxid:x}"
+        )
+        self._last_zxid = 0
+        return True
 
     async def _establish(self, connection: _Connection) -> bool:
         """Shake hands; where the session has expired, forget its id and return False."""
@@ -500,11 +574,8 @@ class Session:
             self.session_id, self._password = 0, NO_PASSWORD
             self.note_expired()
             return False
-        is_new = answer.session_id != self.session_id
         self.session_id, self._password = answer.session_id, answer.password or NO_PASSWORD
         self.timeout_s = answer.timeout / 1000
-        if is_new:
-            self._on_session()
         return True
 
     async def _watch_over(self, connection: _Connection) -> None:

@@ -109,9 +109,10 @@ class ZooKeeperMetadataStore(MetadataStore):
         self.uri = f"zk://{self._servers}/{root}"
         self._root = f"/{root}" if root else ""
         self._operation_timeout_s = operation_timeout_s
-        self._session = Session(servers, timeout_s=session_timeout_s, on_session=self._session_began)
+        self._session = Session(servers, timeout_s=session_timeout_s, written=self._path(KEY_SYNC))
+        self._synced = (0, (0, 0))  # the last sync: its session, and the czxid and version of `KEY_SYNC`
         self.registration_wait_s = session_timeout_s * 2
-        self._new_session = asyncio.Event()
+        self._look_now = asyncio.Event()  # at the registrations: a watch has fired, or a connection was made
         self._registrar: OwnedTask | None = None
         self._registrations: set[ZooKeeperRegistration] = set()
         self._watching: set[asyncio.Event] = set()
@@ -387,8 +388,9 @@ class ZooKeeperMetadataStore(MetadataStore):
         finally:
             await changes.aclose()
         self._registrations.add(registration)
-        # The session may have changed since the key was written: the registrar checks.
-        self._new_session.set()
+        # The session may have changed since the key was written: the registrar looks.
+        self._session.add_watcher(self._path(key), self._look_now)
+        self._look_now.set()
         return registration
 
     async def allocate_ids(self, name: str, count: int) -> range:
@@ -532,10 +534,17 @@ class ZooKeeperMetadataStore(MetadataStore):
         # A write, since ZooKeeper's own sync asks no quorum. A leader cut off from the other servers may
         # still answer that sync, and a read after it may be stale.
         try:
-            await self._session.set(self._path(KEY_SYNC), b"", -1)
+            stat = await self._session.set(self._path(KEY_SYNC), b"", -1)
         except NoNodeError:
             await self._create_missing(map(self._path, OWN_KEYS))
-            await self._session.set(self._path(KEY_SYNC), b"", -1)
+            stat = await self._session.set(self._path(KEY_SYNC), b"", -1)
+        (session_id, former), synced = self._synced, (stat.created_zxid, stat.version)
+        self._synced = self._session.session_id, synced
+        if session_id == self._session.session_id and synced <= former:
+            # An older copy that has the session, on servers whose epoch is a later one. It may have keys of
+            # the session's that were removed since: these go with the session.
+            self._session.begin_anew("the servers were set back to an older copy of their data")
+            raise ConnectionLostError("the session was given up")
         state.is_synced = True
 
     async def _get(self, key: str) -> Versioned:
@@ -576,35 +585,33 @@ class ZooKeeperMetadataStore(MetadataStore):
 
     # Registrations
 
-    def _session_began(self) -> None:
-        self._new_session.set()
-
     async def _register_anew(self) -> None:
-        """Bring every registration to the present session, whenever a session has begun."""
-        self._new_session.set()  # An earlier task may have been cancelled half-way.
+        """Put every registration that is not there: after a watch has fired, and after each reconnect."""
+        self._look_now.set()  # An earlier task may have been cancelled half-way.
+        connections = 0
         while True:
-            await self._new_session.wait()
-            self._new_session.clear()
+            await self._look_now.wait()
+            self._look_now.clear()
+            if self._registrations and connections != self._session.connections:
+                connections = self._session.connections
+                await _try_again_later(self, "looking for an older copy", self.sync(""))
             for registration in sorted(self._registrations, key=lambda each: each.key):
-                if registration.is_current:
-                    continue
-                try:
-                    if not await registration.put():
-                        log.warning("key %r is held by another session; trying again", registration.key)
-                        self._schedule_retry()
-                    elif registration.is_closed:
-                        self._registrations.discard(registration)
-                except Exception as error:  # any error: without this loop no key would be registered anew
-                    log.warning(
-                        "key %r not registered anew, trying again: %s",
-                        registration.key,
-                        error,
-                        exc_info=is_unforeseen(error),
-                    )
-                    self._schedule_retry()
+                await _try_again_later(self, f"registering {registration.key!r}", registration.mend())
+
+    def _forget(self, registration: ZooKeeperRegistration) -> None:
+        self._registrations.discard(registration)
+        self._session.remove_watcher(self._path(registration.key), self._look_now)
 
     def _schedule_retry(self) -> None:
-        asyncio.get_running_loop().call_later(self._session.timeout_s / 4, self._new_session.set)
+        asyncio.get_running_loop().call_later(self._session.timeout_s / 4, self._look_now.set)
+
+
+async def _try_again_later(store: ZooKeeperMetadataStore, what: str, work: Awaitable[None]) -> None:
+    try:
+        await work
+    except Exception as error:  # any error: without the registrar's loop no key would be registered anew
+        log.warning("%s failed, trying again: %s", what, error, exc_info=is_unforeseen(error))
+        store._schedule_retry()
 
 
 def _judge_refusal(key: str, guard: Guard | None, state: Attempt) -> None:

@@ -10,7 +10,8 @@ Owns `SimTree`, which is `metadata.backends.memory.MemoryTree` with a history, a
 - Reads may be stale: a client that lags sees the tree as it was. It never goes back behind a state that it
   has seen or written; a sync ends the lag.
 - A session ends when its client has not been heard of for `session_timeout_s` (it died, is paused, or is cut
-  off), or when a fault says so. Its registrations go, and come back within 2 s if the client lives.
+  off), or when a fault says so. Its registrations go, and come back within 2 s if the client lives. So does a
+  registration whose key is gone while the session lives.
 
 It also runs on an ordinary loop, for the contract suite in `tests/metadata`.
 """
@@ -107,8 +108,12 @@ class SimTree(MemoryTree):
         return version
 
     def drop(self, key: str) -> None:
+        session = self._nodes[key].session
         super().drop(key)
         self._note(key, None, None)
+        if session is not None and session not in self._ended:
+            for store in self.stores:
+                store.miss(key)
 
     def _note(self, key: str, value: bytes | None, version: Version | None) -> None:
         self.change_number += 1
@@ -164,13 +169,18 @@ class SimTree(MemoryTree):
         }
         return TreeCopy(nodes, dict(self._counters))
 
-    def set_back(self, copy: TreeCopy) -> None:
+    def set_back(self, copy: TreeCopy, *, keeps_sessions: bool = False) -> None:
         """Put a copy in the place of the present state; all sessions end, and are opened anew.
 
         Watches fire. `watchers` are told nothing: no client has changed anything.
+
+        Args:
+            keeps_sessions: the sessions live on, and what they registered is gone.
         """
-        for store in list(self.stores):
-            store.expire_session()
+        if not keeps_sessions:
+            for store in list(self.stores):
+                store.expire_session()
+        registered = [key for key, node in self._nodes.items() if node.session is not None]
         before = {key: (node.value, node.number) for key, node in self._nodes.items()}
         parents = set(self._children)
         self._nodes = {
@@ -198,6 +208,9 @@ class SimTree(MemoryTree):
             if names != (history[-1][1] if history else []):
                 history.append((self.change_number, names))
                 self._tell(parent)
+        for key in registered:
+            for store in self.stores:
+                store.miss(key)
 
     def expire(self, session: int) -> None:
         """End a session: what it made goes, and what comes of it late makes nothing."""
@@ -517,6 +530,11 @@ class SimMetadataStore(MetadataStore):
         self.session_id = self.tree.draw("session")
         self._post(_REGISTER_AGAIN_S * self._rng.random(), self._register_anew)
 
+    def miss(self, key: str) -> None:
+        """Put a registration again, whose key is gone: the real stores look twice a second, or are told."""
+        if any(registration.key == key for registration in self._registrations):
+            self._post(_REGISTER_AGAIN_S * self._rng.random(), self._register_anew)
+
     def _learn_session(self) -> None:
         """Open another session before anything else is heard of the store."""
         if self._session_known != self.session_id:
@@ -561,7 +579,7 @@ class SimRegistration(Registration):
             return True
         node = self._store.tree.find(self.key)
         self._is_made = (node is None or node.value is None or node.session is None) and self.put()
-        return self._is_made
+        return self._store._wrote(self._is_made)
 
     async def give_up(self) -> None:
         """Take the key back that a create made which was cut off; one that has not come yet makes none."""

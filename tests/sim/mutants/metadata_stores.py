@@ -6,6 +6,7 @@ from tests.sim.mutants.planting import Edit, Mutant
 
 _DATABASE = "metadata.backends.sqlite.database:Database"
 _MEND = "metadata.backends.sqlite.store:_mend_registrations"
+_SESSION = "metadata.backends.zookeeper.session:Session"
 _REPLACED = "tests/metadata/test_sqlite_replaced.py"
 _NOTE = "the simulator's store is its own"
 
@@ -50,5 +51,31 @@ MUTANTS = [
          Edit("metadata.store:Version.__eq__", "other.writers[-1:],", "(),")),
         tests=(_REPLACED, "-k", "a_version_of_before"),
         note="where a simulated store is set back, all clients end",
+    ),
+    Mutant(
+        486, "a ZooKeeper session goes on asking for what the servers have forgotten",
+        (Edit(f"{_SESSION}._are_set_back", "if newest >= self._last_zxid:", "if True:"),),
+        tests=("tests/metadata/test_zookeeper_session.py", "-k", "have_forgotten"),
+        note=_NOTE,
+    ),
+    Mutant(
+        487, "a ZooKeeper server that lags is taken for one that was set back",
+        (Edit(f"{_SESSION}._are_set_back", "if newest >= self._last_zxid:", "if False:"),),
+        tests=("tests/metadata/test_zookeeper_session.py", "-k", "lags_is_waited"),
+        note=_NOTE,
+    ),
+    Mutant(
+        488, "nobody looks whether a registration's node in ZooKeeper is still there",
+        (Edit("metadata.backends.zookeeper.registration:ZooKeeperRegistration._is_there",
+              "watch=True", "watch=False"),),
+        tests=("tests/metadata/test_contract.py", "-k", "key_is_deleted and zookeeper"),
+        note=_NOTE,
+    ),
+    Mutant(
+        489, "a ZooKeeper session goes on in an older copy that has it",
+        (Edit("metadata.backends.zookeeper.store:ZooKeeperMetadataStore._sync",
+              "and synced <= former:", "and False:"),),
+        tests=("tests/metadata/test_zookeeper_set_back.py", "-k", "older_copy_has"),
+        note=_NOTE,
     ),
 ]  # fmt: skip

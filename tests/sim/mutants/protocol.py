@@ -202,8 +202,8 @@ MUTANTS = [
     ),
     Mutant(
         34, "an ephemeral is not created again after its session expired",
-        (Edit("metadata.backends.zookeeper.store:ZooKeeperMetadataStore._session_began",
-              "self._new_session.set()", "pass"),),
+        (Edit("metadata.backends.zookeeper.store:ZooKeeperMetadataStore.register",
+              "self._session.add_watcher(self._path(key), self._look_now)", "pass"),),
         tests=("tests/metadata/test_contract.py", "-k", "expired_session_registers_anew and zookeeper"),
     ),
     Mutant(
