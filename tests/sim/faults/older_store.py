@@ -2,9 +2,11 @@
 
 Owns the kinds `metadata_set_back` and `both_set_back`, and their consequences for the history.
 
-- A copy is taken, and put back after `lasts`. All sessions end. The id floor is that of the copy.
+- A copy is taken, and put back after `lasts`. The id floor is that of the copy.
 - The bookies are started again. They go on where `amount` is above that of the kind. Of `both_set_back` one
   bookie's directories are copied at the same moment as the metadata, and are put back with them.
+- All sessions end. Where the bookies go on and the seed is even, they live on, and what they registered is
+  gone: as where another file is put in the place of an SQLite store.
 - All clients end, as programs do whose store was away for long; the plan has others for afterwards. With
   `CLIENTS_GO_ON` in `other` they go on, with what they know of the metadata of before.
 - A ledger whose metadata are not as in the copy is *of before* (`tests.sim.checkers.older_metadata`).
@@ -87,12 +89,13 @@ def _set_back(simulation: Simulation, fault: Fault, older: TreeCopy) -> None:
     for ledger_id in unheard_of:
         del history.ledgers[ledger_id]
     simulation.forget_ledgers(unheard_of, are_others_chosen=clients_go_on)
-    tree.set_back(older)
+    goes_on_above = _GOES_ON_ABOVE_WITH_CLIENTS if clients_go_on else _GOES_ON_ABOVE
+    are_restarted = fault.kind == both_set_back.__name__ or fault.amount <= goes_on_above
+    tree.set_back(older, keeps_sessions=not are_restarted and simulation.plan.seed % 2 == 0)
     history.words.floor_set_back(older.value(KEY_ID_FLOOR))
     history.note("fault", fault.kind, f"the metadata are as they were at {fault.at:.3f} s")
     simulation.stats[fault.kind] += 1
-    goes_on_above = _GOES_ON_ABOVE_WITH_CLIENTS if clients_go_on else _GOES_ON_ABOVE
-    if fault.kind == both_set_back.__name__ or fault.amount <= goes_on_above:
+    if are_restarted:
         for number, name in enumerate(simulation.plan.bookies):
             back_after = _BACK_AFTER_S * (1 + number * simulation.fault_rng.random())
             simulation.stop_bookie(name, has_power=True, back_after=back_after)
