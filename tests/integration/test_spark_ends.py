@@ -98,7 +98,7 @@ async def test_readers_wait_for_bookies_that_are_away(cluster: Cluster) -> None:
             stream.prepareForTriggerAvailableNow()
             end = stream.latestOffset(start, ReadAllAvailable())
             (part,) = stream.partitions(start, end)
-            killed = asyncio.run_coroutine_threadsafe(kill_all(), loop)
+            killed = asyncio.run_coroutine_threadsafe(kill_all_again(), loop)
             killed.result(30)
             starting = asyncio.run_coroutine_threadsafe(start_later(), loop)
             found = [value for batch in stream.read(part) for value in batch.column("value").to_pylist()]
@@ -108,12 +108,17 @@ async def test_readers_wait_for_bookies_that_are_away(cluster: Cluster) -> None:
         async def kill_all() -> None:
             await asyncio.gather(*(bookie.kill() for bookie in cluster.bookies.values()))
 
+        async def kill_all_again() -> None:
+            await are_started.wait()  # the plan needs two of them, and the third may be starting yet
+            await kill_all()
+
         async def start_later() -> None:
             is_waiting.clear()
             await asyncio.wait_for(is_waiting.wait(), 30)
             await asyncio.gather(*(bookie.start() for bookie in cluster.bookies.values()))
+            are_started.set()
 
-        loop, is_waiting = asyncio.get_running_loop(), asyncio.Event()
+        loop, is_waiting, are_started = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
 
         class Heard(logging.Handler):
             def emit(self, record: logging.LogRecord) -> None:
