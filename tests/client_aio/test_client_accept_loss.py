@@ -9,7 +9,7 @@ import pytest
 import client_aio
 from bookie_aio.wire.messages import Failure, Hello, Message, Ping, Read, ReadAnswer, Status, Stop
 from metadata.access.bookies import DRAINING, Order, change_order, retire
-from metadata.ids import available_key, cookie_key
+from metadata.ids import cookie_key
 from metadata.model.given_up import GivenUp
 from metadata.model.ledger import Fragment, LedgerState
 from tests.support.scriptedbookies import LEDGER, Scene, scene
@@ -146,7 +146,7 @@ async def leave(now: Scene, number: int, how: str) -> None:
     name, store = f"b{number}", now.ledgers.store
     now.bookies[number].script = gone
     if how != "it runs":
-        await store.delete(available_key(name))
+        await now.bookies[number].registration.close()
     if how != "it has no cookie":
         await store.create(cookie_key(name), b"{}")
     if how == "it was ordered to leave":

@@ -45,6 +45,8 @@ from tests.support.rawclient import block, lac_statement
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
+    from metadata.store import Registration
+
 LEDGER = 7
 
 
@@ -56,6 +58,7 @@ class ScriptedBookie:
         self.entries: dict[int, tuple[int, bytes]] = {}  # content term and payload
         self.lac: tuple[int, int] | None = None  # content term and LAC of its statement
         self.script: Callable[[Message], Awaitable[Message | Failure | None]] | None = None
+        self.registration: Registration
         self._tasks: set[asyncio.Task[None]] = set()
 
     def hold(self, entry_ids: Iterable[int], *, term: int = 0) -> None:
@@ -67,7 +70,7 @@ class ScriptedBookie:
         """Serve, and be registered."""
         server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         record = BookieRecord(self.bookie_id, [f"127.0.0.1:{server.sockets[0].getsockname()[1]}"], "nonce")
-        await store.register(f"{KEY_AVAILABLE}/{self.bookie_id}", record.to_json())
+        self.registration = await store.register(f"{KEY_AVAILABLE}/{self.bookie_id}", record.to_json())
         try:
             yield
         finally:

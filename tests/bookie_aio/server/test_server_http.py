@@ -222,6 +222,7 @@ async def test_readiness_names_what_is_wrong(endpoint: HttpServer, bookies: Book
     assert (await get(endpoint, "/readyz")).json["reasons"] == [
         "another process is registered under the bookie's id"
     ]
+    other.tree.owners.clear()  # nobody hears of it
     await other.delete(available_key("b1"))
     (reason,) = (await get(endpoint, "/readyz")).json["reasons"]
     assert "not registered in the metadata store" in reason
