@@ -91,8 +91,12 @@ async def until(is_so: Callable[[], Awaitable[bool]]) -> None:
 
 
 async def raised(cluster: Cluster, bookie_id: str) -> None:
-    """Wait until the age of a bookie covers what was written, so that a copy from now on is noticed."""
+    """Wait until the age of a bookie covers what was written, so that a copy from now on is noticed.
+
+    Each bookie that runs has a seat in the ledger that is made: the age may have covered the rest before.
+    """
     first = (await info(cluster, bookie_id))["age"]
+    await make_ledgers(cluster.uri, 1)
 
     async def has_grown() -> bool:
         return (await info(cluster, bookie_id))["age"] != first
