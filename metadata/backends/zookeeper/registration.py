@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from metadata.backends.zookeeper.layout import KEY_REGISTERED, OWN_KEYS, seal, unseal
 from metadata.backends.zookeeper.session import ConnectionLostError, NodeExistsError, NoNodeError
@@ -22,10 +22,9 @@ from metadata.keys import ancestors_of, check_value, token_of
 from metadata.store import Registration
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
+    from collections.abc import Awaitable, Callable, Iterable
 
-    from metadata.backends.zookeeper.session import Stat
-    from metadata.backends.zookeeper.store import ZooKeeperMetadataStore
+    from metadata.backends.zookeeper.session import Session, Stat
 
 Result = TypeVar("Result")
 
@@ -55,10 +54,28 @@ class RetryError(Exception):
     """The attempt cannot settle the operation, and the next one can."""
 
 
+class _Store(Protocol):
+    """What a registration asks of the `ZooKeeperMetadataStore` that it is of."""
+
+    _closed: bool
+    _session: Session
+    _registrations: set[ZooKeeperRegistration]
+
+    async def _settle(self, what: str, attempt: Callable[[Attempt], Awaitable[Result]]) -> Result: ...
+
+    async def _create_missing(self, paths: Iterable[str]) -> None: ...
+
+    def _path(self, key: str) -> str: ...
+
+    def _forget(self, registration: ZooKeeperRegistration) -> None: ...
+
+    def _schedule_retry(self) -> None: ...
+
+
 class ZooKeeperRegistration(Registration):
     """An ephemeral key of one `ZooKeeperMetadataStore`. Its first writer token marks it as ours."""
 
-    def __init__(self, store: ZooKeeperMetadataStore, key: str, value: bytes) -> None:
+    def __init__(self, store: _Store, key: str, value: bytes) -> None:
         self.key = key
         self._store = store
         self._value = value
