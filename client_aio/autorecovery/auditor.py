@@ -68,6 +68,7 @@ from metadata.access.repair_tasks import (
     RepairTask,
     RepairTasks,
     TaskRef,
+    new_reasons,
 )
 from metadata.errors import (
     BookKeeperError,
@@ -416,7 +417,9 @@ class Auditor:
             one
             for one in order
             if one in refs
-            and (lacking[one][0] < refs[one].copies or _adds(lacking[one][1], self._reasons.get(one, {})))
+            and (
+                lacking[one][0] < refs[one].copies or new_reasons(lacking[one][1], self._reasons.get(one, {}))
+            )
         ]
         self._waiting = left = total - len(scarcest) + max(len(new) - room, 0)
         self._note_waiting()
@@ -514,7 +517,8 @@ class Auditor:
         self._refs[ledger_id] = ref
         self._reasons[ledger_id] = task.reasons
         fewest, found = self._found.get(ledger_id, (ref.copies, {}))
-        if fewest >= ref.copies and not _adds(found, task.reasons):  # A check may have found more meanwhile.
+        # A check may have found more meanwhile.
+        if fewest >= ref.copies and not new_reasons(found, task.reasons):
             self._found.pop(ledger_id, None)
         logger.debug("ledger=%d is to be repaired: copies=%d %s", ledger_id, ref.copies, task.reasons)
 
@@ -611,7 +615,7 @@ class Auditor:
         copies = copies_by_replicas(metadata.write_quorum, states)
         aside = self._failed.aside.get(ledger_id)
         if aside is not None:
-            if copies >= aside.copies and not _adds(found, aside.reasons):
+            if copies >= aside.copies and not new_reasons(found, aside.reasons):
                 return
             self._find(ledger_id, aside.copies, aside.reasons)
             self._failed.brought_back(ledger_id)
@@ -665,10 +669,3 @@ class Auditor:
                 logger.warning("auditor=%s bookie=%s lost data: %s", self._name, bookie_id, told)
                 self._check_ledgers_of(bookie_id, is_urgent=True)
             self._told[bookie_id] = told
-
-
-def _adds(reasons: dict[str, list[str]], known: dict[str, list[str]]) -> bool:
-    """Return whether there is a reason, or a bookie under one, that was not known."""
-    return any(
-        reason not in known or not set(bookies).issubset(known[reason]) for reason, bookies in reasons.items()
-    )

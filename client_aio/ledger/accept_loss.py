@@ -25,14 +25,18 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from bookie_aio.wire.listing import listed
-from bookie_aio.wire.messages import ReadAnswer, ReadLacAnswer, Stop
-from client_aio.bookies.connection import list_entries
+from bookie_aio.wire.messages import ReadAnswer, Stop
 from client_aio.core.read_plan import ClassRange, checked_blocks
 from client_aio.core.recovery import LossyEnd, believed, entered, fencing_lac_read
 from client_aio.ledger.futures import fenced_by_metadata
 from client_aio.ledger.metadata_update import VersionedLedgerMetadata
 from client_aio.ledger.recovery import recover_ledger
-from client_aio.ledger.recovery_scope import first_displaced, recovery_scope
+from client_aio.ledger.recovery_scope import (
+    ask_lac,
+    first_displaced,
+    list_last_fragment,
+    recovery_scope,
+)
 from metadata.access.bookies import are_gone
 from metadata.errors import BookKeeperError, LedgerRecoveryError, NoSuchLedgerError
 from metadata.ids import ENTRY_ID_MAX, NO_ENTRY
@@ -232,22 +236,13 @@ async def _ask(
     context: ClientContext, metadata: LedgerMetadata, digest: Digest, bookie_id: str
 ) -> _Holding | None:
     """Fence the ledger at a bookie, then list its entries of the last fragment; None: it does not answer."""
-    timeout_s, last = context.config.read_timeout_s, metadata.last_fragment
+    last = metadata.last_fragment
     try:
-        answer, _ = await context.pool.ask(
-            bookie_id,
-            fencing_lac_read(metadata),
-            ReadLacAnswer,
-            timeout_s=timeout_s,
-            ledger_id=metadata.ledger_id,
-            auth=digest.token(bookie_id),
-        )
+        answer = await ask_lac(context, digest, bookie_id, fencing_lac_read(metadata))
         statement = believed(answer.statement, metadata, digest)
         # After the fence: an entry that the bookie took before it is in the list.
         connection = await context.pool.get(bookie_id)
-        rows, _ = await list_entries(
-            connection, metadata.ledger_id, last.first_entry, ENTRY_ID_MAX, timeout_s
-        )
+        rows, _ = await list_last_fragment(context, metadata, connection)
     except NoSuchLedgerError:
         return _Holding(None, last.first_entry - 1, [])
     except BookKeeperError as error:

@@ -16,7 +16,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from bookie_aio.wire.messages import NO_TERM, AddFlag, ReadAnswer, ReadLac, ReadLacAnswer, Stop
-from client_aio.bookies.connection import list_entries
 from client_aio.bookies.pool import GRACE_S
 from client_aio.core.quorum import can_acknowledge, indexes_of, proves_absent
 from client_aio.core.read_plan import ClassRange, checked_blocks, class_ranges
@@ -37,7 +36,13 @@ from client_aio.core.recovery import (
 from client_aio.ledger.entry_reader import EntryReader
 from client_aio.ledger.futures import fenced_by_term
 from client_aio.ledger.metadata_update import VersionedLedgerMetadata
-from client_aio.ledger.recovery_scope import RecoveryScope, first_displaced, recovery_scope
+from client_aio.ledger.recovery_scope import (
+    RecoveryScope,
+    ask_lac,
+    first_displaced,
+    list_last_fragment,
+    recovery_scope,
+)
 from client_aio.ledger.replication import Replication
 from metadata.awake import awake_wait
 from metadata.errors import (
@@ -50,7 +55,7 @@ from metadata.errors import (
     NoSuchLedgerError,
     NotEnoughBookiesError,
 )
-from metadata.ids import ENTRY_ID_MAX, NO_ENTRY
+from metadata.ids import NO_ENTRY
 from metadata.model.ledger import Fragment, LedgerMetadata, LedgerState, with_ensemble
 
 if TYPE_CHECKING:
@@ -181,8 +186,8 @@ async def is_buried(
         term: fences these other bookies.
     """
     scope = await recovery_scope(context, metadata)
-    reach = _Reach(context, metadata, digest, scope, at_ack_quorum=False)
-    asking = [reach.ask_one(bookie_id, term) for bookie_id in scope.bookies]
+    request = ReadLac(metadata.ledger_id, term, NO_ENTRY, 0)
+    asking = [ask_lac(context, digest, bookie_id, request) for bookie_id in scope.bookies]
     answers = await asyncio.gather(*asking, return_exceptions=True)
     named, first_entry = len(metadata.last_fragment.bookies), metadata.last_fragment.first_entry
 
@@ -263,7 +268,7 @@ class _Reach:
     async def ask(self) -> None:
         """Ask all bookies, until the answers are enough or there are no more."""
         asked, directory = self._scope.bookies, self._context.pool.directory
-        tasks = {asyncio.create_task(self.ask_one(name)): seat for seat, name in enumerate(asked)}
+        tasks = {asyncio.create_task(self._ask(name)): seat for seat, name in enumerate(asked)}
         waiting, may_look = set(tasks), not self._is_whole
         changing = asyncio.create_task(directory.wait_for_membership_change())
         try:
@@ -279,7 +284,7 @@ class _Reach:
                     # A bookie that did not answer may be back, while another one hangs for its whole timeout.
                     changing = asyncio.create_task(directory.wait_for_membership_change())
                     silent = indexes_of(self._silent)
-                    again = {asyncio.create_task(self.ask_one(asked[seat])): seat for seat in silent}
+                    again = {asyncio.create_task(self._ask(asked[seat])): seat for seat in silent}
                     tasks |= again
                     waiting |= again.keys()
                     self._errors, self._silent = {}, 0
@@ -292,17 +297,9 @@ class _Reach:
                 each.cancel()
             await asyncio.gather(*waiting, changing, return_exceptions=True)
 
-    async def ask_one(self, bookie_id: str, term: int = NO_TERM) -> ReadLacAnswer:
-        """Ask one bookie. Raises BookKeeperError."""
-        answer, _ = await self._context.pool.ask(
-            bookie_id,
-            ReadLac(self._metadata.ledger_id, term, NO_ENTRY, 0),
-            ReadLacAnswer,
-            timeout_s=self._context.config.read_timeout_s,
-            ledger_id=self._metadata.ledger_id,
-            auth=self._digest.token(bookie_id),
-        )
-        return answer
+    async def _ask(self, bookie_id: str) -> ReadLacAnswer:
+        request = ReadLac(self._metadata.ledger_id, NO_TERM, NO_ENTRY, 0)
+        return await ask_lac(self._context, self._digest, bookie_id, request)
 
     def _note(self, seat: int, task: asyncio.Task[ReadLacAnswer]) -> None:
         error, bookie_id = task.exception(), self._scope.bookies[seat]
@@ -443,7 +440,7 @@ class Recovery:
         self._unfenced: set[str] = set(self._ensemble)  # have not answered to a fence
         # In a wide scope, the bookies whose lists are whole; and the first entry that one of them lists and
         # should not have.
-        self._listed = FenceTally(*self._scope.sizes, 0)
+        self._listed: FenceTally
         self._displaced: int | None = None
         self._has_seats = False
         self.fragments = metadata.fragments
@@ -531,25 +528,16 @@ class Recovery:
         return tally
 
     async def _fence_one(self, seat: int, bookie_id: str) -> LacStatement | None:
-        answer, _ = await self._context.pool.ask(
-            bookie_id,
-            fencing_lac_read(self.metadata),
-            ReadLacAnswer,
-            timeout_s=self._config.read_timeout_s,
-            ledger_id=self.metadata.ledger_id,
-            auth=self._digest.token(bookie_id),
-        )
+        request = fencing_lac_read(self.metadata)
+        answer = await ask_lac(self._context, self._digest, bookie_id, request)
         if self._scope.is_wide:
             await self._list_one(seat, bookie_id)
         return believed(answer.statement, self.metadata, self._digest)
 
     async def _list_one(self, seat: int, bookie_id: str) -> None:
         """List what a bookie has of the last fragment. It is fenced: only recoveries add entries by now."""
-        connection, first = await self._context.pool.get(bookie_id), self.metadata.last_fragment.first_entry
-        timeout_s = self._config.read_timeout_s
-        rows, is_damaged = await list_entries(
-            connection, self.metadata.ledger_id, first, ENTRY_ID_MAX, timeout_s
-        )
+        connection = await self._context.pool.get(bookie_id)
+        rows, is_damaged = await list_last_fragment(self._context, self.metadata, connection)
         if not is_damaged:
             self._listed.answer(seat, None)
         entry_id = first_displaced(self.metadata, seat, rows)
@@ -565,7 +553,7 @@ class Recovery:
         if not self._scope.is_wide:
             return before
         if not self._listed.is_covered:
-            return min(before, self.metadata.last_fragment.first_entry - 1)
+            return self.metadata.last_fragment.first_entry - 1
         return before if self._displaced is None else min(before, self._displaced - 1)
 
     async def _length_at(self, lac: int) -> int:

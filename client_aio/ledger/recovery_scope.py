@@ -13,15 +13,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from bookie_aio.wire.messages import ReadLacAnswer
+from client_aio.bookies.connection import list_entries
 from client_aio.core.quorum import write_set
 from metadata.access.bookies import SetBacks, registered_bookies, unanswered_below
-from metadata.ids import KEY_AVAILABLE, KEY_SET_BACKS
+from metadata.ids import ENTRY_ID_MAX, KEY_AVAILABLE, KEY_SET_BACKS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from bookie_aio.wire.listing import Row
+    from bookie_aio.wire.messages import ReadLac
+    from client_aio.bookies.connection import BookieConnection
     from client_aio.context import ClientContext
+    from client_aio.core.digest import Digest
     from metadata.model.ledger import LedgerMetadata
 
 
@@ -65,6 +70,35 @@ async def recovery_scope(context: ClientContext, metadata: LedgerMetadata) -> Re
     names = {*await registered_bookies(store), *(name for event in events for name in event.ages)}
     doubted = {name for name in names if unanswered_below(events, name) > metadata.ledger_id}
     return RecoveryScope.of(metadata, running | doubted)
+
+
+async def ask_lac(context: ClientContext, digest: Digest, bookie_id: str, request: ReadLac) -> ReadLacAnswer:
+    """Send a LAC read to a bookie, connecting where that is needed; it may fence.
+
+    Raises:
+        BookKeeperError: the bookie's failure.
+    """
+    answer, _ = await context.pool.ask(
+        bookie_id,
+        request,
+        ReadLacAnswer,
+        timeout_s=context.config.read_timeout_s,
+        ledger_id=request.ledger_id,
+        auth=digest.token(bookie_id),
+    )
+    return answer
+
+
+async def list_last_fragment(
+    context: ClientContext, metadata: LedgerMetadata, connection: BookieConnection
+) -> tuple[list[Row], bool]:
+    """Ask a bookie what it has from the last fragment on, and whether it lost data of the ledger.
+
+    Raises:
+        BookKeeperError: the bookie's failure.
+    """
+    first_entry, timeout_s = metadata.last_fragment.first_entry, context.config.read_timeout_s
+    return await list_entries(connection, metadata.ledger_id, first_entry, ENTRY_ID_MAX, timeout_s)
 
 
 def first_displaced(metadata: LedgerMetadata, seat: int, rows: Iterable[Row]) -> int | None:

@@ -102,6 +102,15 @@ class TaskRef(NamedTuple):
         return ref
 
 
+def new_reasons(reasons: Mapping[str, list[str]], known: Mapping[str, list[str]]) -> dict[str, list[str]]:
+    """Return the reasons, and the bookies under reasons, that are not known."""
+    return {
+        reason: [name for name in names if name not in known.get(reason, ())]
+        for reason, names in reasons.items()
+        if reason not in known or not set(names).issubset(known[reason])
+    }
+
+
 @dataclass(frozen=True, slots=True)
 class RepairTask(Record):
     """One ledger that lacks copies, and why."""
@@ -139,14 +148,6 @@ class RepairTask(Record):
             for reason in sorted({*self.reasons, *reasons})
         }
         return self if both == self.reasons else replace(self, reasons=both)
-
-    def added_since(self, before: RepairTask) -> dict[str, list[str]]:
-        """Return the reasons, and the bookies under reasons, that an earlier state of the task lacks."""
-        return {
-            reason: [name for name in names if name not in before.reasons.get(reason, ())]
-            for reason, names in self.reasons.items()
-            if reason not in before.reasons or not set(names).issubset(before.reasons[reason])
-        }
 
     def failed(self, error: str, entries_lost: int, doubted: Collection[str]) -> RepairTask:
         """Return the task after an attempt that failed.
@@ -334,7 +335,7 @@ class RepairTasks:
                 now, version = await self.read(ref)
             except (NoSuchKeyError, MetadataCorruptError):
                 return
-            failed = failed.merged(now.added_since(task))
+            failed = failed.merged(new_reasons(now.reasons, task.reasons))
 
     async def done(self, ref: TaskRef, version: Version | None) -> bool:
         """Delete a task at that version; return False where it was changed: it is to be looked at again."""

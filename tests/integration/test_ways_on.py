@@ -12,7 +12,7 @@ import client_aio
 import client_aio.sync
 from client_aio.bookies.connection import list_entries
 from client_aio.core.log_chain import TAG
-from client_aio.ledger import accept_loss
+from client_aio.ledger import accept_loss, recovery_scope
 from client_aio.ledger.recovery import recover_ledger
 from client_aio.log.ownership import claim
 from metadata.ids import ledger_key
@@ -263,7 +263,7 @@ class TestAcceptLoss:
                     connection.close()
                 return found
 
-            monkeypatch.setattr(accept_loss, "list_entries", list_then_fall_silent)
+            monkeypatch.setattr(recovery_scope, "list_entries", list_then_fall_silent)
             async with client.open_ledger(ledger.ledger_id, recover=True, accept_loss=True) as reader:
                 assert fell_silent
                 given_up = reader.metadata.given_up

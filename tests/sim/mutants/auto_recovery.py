@@ -225,7 +225,7 @@ MUTANTS = [
     Mutant(
         532, "a failed attempt overwrites what was added to its task meanwhile",
         (Edit("metadata.access.repair_tasks:RepairTasks.note_failure",
-              "failed = failed.merged(now.added_since(task))", "pass"),),
+              "failed = failed.merged(new_reasons(now.reasons, task.reasons))", "pass"),),
         tests=("tests/metadata/test_repair_tasks.py", "-k", "failure_is_noted"),
     ),
     Mutant(
