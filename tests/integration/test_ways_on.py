@@ -100,7 +100,7 @@ class TestGaps:
             await client.delete_ledger(missing.ledger_id, force=True)
             if is_reopened:
                 log = await client.open_log("orders")
-                await log.append(b"three")
+                await cluster.heard(client, await log.append(b"three"))
             last = (await client.log_metadata("orders")).rows[-1]
             dropped = await client.truncate_log("orders", client_aio.Position(last.id, 0))
             assert dropped == ([first, missing] if is_reopened else [first])
