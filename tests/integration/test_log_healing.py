@@ -189,6 +189,7 @@ async def test_a_ledger_that_was_closed_with_a_loss_completes_no_append(
                     await future
                 assert lost.value.outcome is Outcome.UNKNOWN
             if is_fenced:
+                await state_is(log, WriterState.FENCED)  # The loss is known before the takeover.
                 with pytest.raises(LogFencedError):
                     await log.close()
                 await log.abort()
