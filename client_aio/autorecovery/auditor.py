@@ -11,8 +11,9 @@ The shell around `client_aio.core.audit`. Three tasks run while this process lea
   closed or began another fragment, after a bookie of it came back or reported lost data, and once a day. So
   the seats that were never filled are found: those of fragments that began below E, or ended at the ack
   quorum. Where a bookie reported lost data, the checks of its ledgers come before all others.
-  What a check finds is added to the task that there is, which may become more urgent by it. A check in
-  which a running bookie gave no answer is made again after it answers.
+  What a check finds is added to the task that there is, which may become more urgent by it. A ledger that
+  is being repaired is checked behind that. A check in which a running bookie gave no answer is made again
+  after it answers.
 - *Looks* notice the bookies that are gone for longer than the delay, and make the tasks.
 
 With `recover_after_s`, a fourth one finds the ledgers whose writer or whose recovery is gone.
@@ -81,7 +82,7 @@ from metadata.ids import MALFORMED
 from metadata.owned_task import for_each
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
+    from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
 
     from client_aio.admin.replicas import Replica
     from client_aio.config import AutoRecoveryConfig
@@ -582,15 +583,24 @@ class Auditor:
             del left[ledger_id]
 
         try:
+            if with_tasks := left.keys() & self._refs:
+                # The task would get reasons that the repair under way is about to remove, and begin again.
+                busy = with_tasks & await self._tasks.locked()
+                self._put_off({one: left.pop(one) for one in sorted(busy)}, self._config.look_interval_s)
             await for_each(list(left), check, _CHECKS_AT_ONCE)
         except BookKeeperError:
-            again = self._loop.time() + _CHECK_AGAIN_S
-            for ledger_id, is_urgent in left.items():  # One error ends the others, too.
-                self._checks.add(ledger_id, again, is_urgent=is_urgent)
-            self._settling = {name: (max(at, again), start) for name, (at, start) in self._settling.items()}
+            self._put_off(left, _CHECK_AGAIN_S)  # One error ends the others, too.
             raise
         self.record = replace(self.record, checked_turn=self._check_turns.behind)
         self._settle()
+
+    def _put_off(self, ledger_ids: Mapping[int, bool], for_s: float) -> None:
+        """Have ledgers checked later, each with whether it is urgent. No bookie is settled before that."""
+        again = self._loop.time() + for_s
+        for ledger_id, is_urgent in ledger_ids.items():
+            self._checks.add(ledger_id, again, is_urgent=is_urgent)
+        if ledger_ids:
+            self._settling = {name: (max(at, again), start) for name, (at, start) in self._settling.items()}
 
     async def _check(self, ledger_id: int) -> None:
         """Compare what the bookies of one ledger list with what they owe, and read a sample."""
@@ -604,7 +614,7 @@ class Auditor:
         seats = seats_to_repair(states, (), (), marks_stay(metadata))
         bad = set(seats.in_place)
         if not bad:
-            bad = await self._sample(metadata, {one.bookie_id for one in states if one.is_silent})
+            bad = await _sample(self._context, metadata, {one.bookie_id for one in states if one.is_silent})
         self.record = replace(self.record, checked=self.record.checked + 1)
         if not bad:
             return
@@ -620,26 +630,6 @@ class Auditor:
             self._find(ledger_id, aside.copies, aside.reasons)
             self._failed.brought_back(ledger_id)
         self._find(ledger_id, copies, found)
-
-    async def _sample(self, metadata: LedgerMetadata, silent: Collection[str]) -> set[str]:
-        """Read a few entries of one replica; return its bookie if one is missing or damaged there.
-
-        Bookies that have just given no answer are left out: each may cost a timeout.
-        """
-        parts, rng = parts_of(metadata), self._context.tokens
-        if not parts:
-            return set()
-        part = rng.choice(parts)
-        bookies = [name for name in part.bookies if name not in silent]
-        if not bookies:
-            return set()
-        bookie_id = rng.choice(bookies)
-        first = rng.randint(part.first_entry, part.last_entry)
-        last = min(first + _SAMPLE_ENTRIES - 1, part.last_entry)
-        sample = Part(first, last, part.content_term, part.bookies)
-        found = await verify_replica(self._context, metadata, sample, bookie_id)
-        # What was not read for an error counts as missing.
-        return {bookie_id} if found.damaged or (found.missing and not found.error) else set()
 
     async def _look_for_abandoned(self, elapsed_s: float) -> None:
         """Make tasks for ledgers whose writer or whose recovery is gone (`client_aio.core.abandonment`)."""
@@ -669,3 +659,24 @@ class Auditor:
                 logger.warning("auditor=%s bookie=%s lost data: %s", self._name, bookie_id, told)
                 self._check_ledgers_of(bookie_id, is_urgent=True)
             self._told[bookie_id] = told
+
+
+async def _sample(context: ClientContext, metadata: LedgerMetadata, silent: Collection[str]) -> set[str]:
+    """Read a few entries of one replica; return its bookie if one is missing or damaged there.
+
+    Bookies that have just given no answer are left out: each may cost a timeout.
+    """
+    parts, rng = parts_of(metadata), context.tokens
+    if not parts:
+        return set()
+    part = rng.choice(parts)
+    bookies = [name for name in part.bookies if name not in silent]
+    if not bookies:
+        return set()
+    bookie_id = rng.choice(bookies)
+    first = rng.randint(part.first_entry, part.last_entry)
+    last = min(first + _SAMPLE_ENTRIES - 1, part.last_entry)
+    sample = Part(first, last, part.content_term, part.bookies)
+    found = await verify_replica(context, metadata, sample, bookie_id)
+    # What was not read for an error counts as missing.
+    return {bookie_id} if found.damaged or (found.missing and not found.error) else set()

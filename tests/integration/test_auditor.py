@@ -195,12 +195,12 @@ async def test_a_check_adds_to_a_task_that_there_is_and_makes_it_as_urgent_as_it
         task = RepairTask(reasons, 0)
         await tasks.create(ref, task)
         _, version = await tasks.read(ref)
-        lock = await tasks.lock(ledger_id, "w")
         auditor = await begun(client)
         auditor._waiting = 1  # The table of tasks is full.
         auditor._config = replace(auditor._config, tasks_max=1)
         await auditor._check_due(0.0)
         assert empty not in auditor.record.settled
+        lock = await tasks.lock(ledger_id, "w")  # A worker begins between the check and its task.
         await auditor._look(0.2)
         (now,) = await tasks.refs()
         assert (now.copies, now.ledger_id) == (1, ledger_id)
@@ -211,6 +211,23 @@ async def test_a_check_adds_to_a_task_that_there_is_and_makes_it_as_urgent_as_it
         await auditor._check_due(0.0)
         assert empty in auditor.record.settled
         await lock.close()
+
+
+async def test_a_ledger_that_is_being_repaired_is_checked_behind_that(cluster: Cluster) -> None:
+    async with client_aio.connect(cluster.uri) as client:
+        ledger_id, empty = await lacking_at(client)
+        tasks = RepairTasks(client._context.ledgers.store)
+        await tasks.create(TaskRef(1, ledger_id, "t"), RepairTask({REASON_LEAVING: ["b9"]}, 0))
+        auditor = await begun(client)
+        auditor._config = replace(auditor._config, look_interval_s=1e-9)
+        lock = await tasks.lock(ledger_id, "w")
+        for _ in range(2):
+            await auditor._check_due(0.0)
+            assert not auditor._found, "the repair under way may be about to make that untrue"
+            assert empty not in auditor.record.settled
+        await lock.close()
+        await auditor._check_due(0.0)
+        assert auditor._found == {ledger_id: (1, {REASON_MISSING: [empty]})}
 
 
 async def test_a_check_brings_a_ledger_back_that_was_set_aside_for_less(cluster: Cluster) -> None:

@@ -261,3 +261,14 @@ def test_a_ledger_that_was_created_below_the_id_floor_is_nobody_s_to_finish(prof
 def test_a_bookie_may_lack_what_the_one_before_it_never_had(profile: str, seed: int) -> None:
     """The only holder was away while a repair read. The checker took the seat for one without its copies."""
     replay(profile, seed, pace=None)
+
+
+@pytest.mark.parametrize(("profile", "seed"), [("read-errors", 1032127)])
+def test_the_bookie_before_a_seat_counts_for_what_it_still_holds(profile: str, seed: int) -> None:
+    """Of the checker: the repair could not read it, recorded so, and then the ledger was closed."""
+    replay(profile, seed, pace=None)
+
+
+@pytest.mark.parametrize(("profile", "seed"), [("leaving-holders-bookie", 1034674)])
+def test_a_check_adds_no_reasons_to_a_repair_under_way(profile: str, seed: int) -> None:
+    replay(profile, seed, pace=None)

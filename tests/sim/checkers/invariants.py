@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
-    from metadata.model.ledger import Fragment
+    from metadata.model.ledger import Absent, Fragment
     from metadata.store import Version
 
 _STATES = (LedgerState.OPEN, LedgerState.IN_RECOVERY, LedgerState.CLOSED)
@@ -435,8 +435,13 @@ class History:
         )
 
     def _check_copies(self, metadata: LedgerMetadata, entries: range, quorum: int, name: str) -> None:
+        absent = {one: one.entries for one in metadata.absent}  # how many of each the former bookie may hold
         for entry_id in entries:
             holders = self.holders(metadata, entry_id)
+            for one in absent if len(holders) < quorum else ():
+                if absent[one] and self._holds_for(metadata, entry_id, one):
+                    absent[one] -= 1
+                    holders.append(one.bookie)
             self.require(
                 len(holders) >= quorum,
                 name,
@@ -445,6 +450,20 @@ class History:
                     f"{holders} said"
                 ),
             )
+
+    def _holds_for(self, metadata: LedgerMetadata, entry_id: int, absent: Absent) -> bool:
+        """Return whether the former bookie of a seat said that it has an entry that the new one lacks."""
+        fragment = metadata.fragment_of(entry_id)
+        if absent.first_entry != fragment.first_entry:
+            return False
+        bookie, owing = fragment.bookies[absent.seat], write_set_of(metadata, fragment, entry_id)
+        has, ledger_id = self.promised, metadata.ledger_id
+        return (
+            bookie in owing
+            and absent.bookie not in owing
+            and entry_id not in has.get((bookie, ledger_id), ())
+            and entry_id in has.get((absent.bookie, ledger_id), ())
+        )
 
     def told_fenced(self, who: str, ledger_id: int, error: Exception) -> None:
         """Note that a writer was told that its ledger has been taken over."""

@@ -444,4 +444,16 @@ MUTANTS = [
         tests=("tests/client_aio/test_client_replicas.py", "-k", "other_entries"),
         note="no simulated bookie answers with other entries",
     ),
+    Mutant(
+        547, "an auditor checks a ledger that is being repaired, and the task begins again",
+        (Edit(f"{_AUDITOR}._check_due", "with_tasks & await self._tasks.locked()", "set()"),),
+        tests=("tests/integration/test_auditor.py", "-k", "being_repaired"),
+        note="leaving-holders-bookie 1034674 found it: the check and a long repair have to end in one order",
+    ),
+    Mutant(
+        548, "a bookie counts as settled before a check of it that was put off",
+        (Edit(f"{_AUDITOR}._put_off", "if ledger_ids:", "if False:"),),
+        tests=("tests/integration/test_auditor.py", "-k", "being_repaired"),
+        note="the auditor has to die in between",
+    ),
 ]  # fmt: skip
