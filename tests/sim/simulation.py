@@ -152,8 +152,8 @@ class Simulation:
         self.is_store_set_back = False
         self.ledgers_of_copy: list[int] = []
         """Ledgers that the copy knows to which the metadata store was set back."""
-        self.has_lost_cookie = False
-        """A directory of the dishonest bookie has not its cookie."""
+        self.lost_cookies: list[bytes] = []
+        """What the cookies of the dishonest bookie were, where a directory has not its own one."""
         self.damaged_files: list[str] = []
         """What `tests.sim.faults.files` did to files of the dishonest bookie."""
         self._meta_faults: dict[str, MetadataFaults] = {}
@@ -307,7 +307,7 @@ class Simulation:
                 name not in self.left, "WhoLeftDoesNotServe", lambda: f"{name} serves without a cookie"
             )
             self.history.require(
-                not self.has_lost_cookie or name != self.dishonest,
+                not self.lost_cookies or name != self.dishonest,
                 "WhoLostItsCookieDoesNotServe",
                 lambda: f"{name} serves without its cookie",
             )

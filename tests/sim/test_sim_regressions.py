@@ -272,3 +272,9 @@ def test_the_bookie_before_a_seat_counts_for_what_it_still_holds(profile: str, s
 @pytest.mark.parametrize(("profile", "seed"), [("leaving-holders-bookie", 1034674)])
 def test_a_check_adds_no_reasons_to_a_repair_under_way(profile: str, seed: int) -> None:
     replay(profile, seed, pace=None)
+
+
+@pytest.mark.parametrize(("profile", "seed"), [("damaged-files", 1040813)])
+def test_a_cookie_that_a_second_fault_brings_back_counts(profile: str, seed: int) -> None:
+    """Of the fault: the cookie was emptied, and then that of the other directory was copied over it."""
+    replay(profile, seed, pace=None)

@@ -139,9 +139,10 @@ def _strike(simulation: Simulation, fault: Fault, change: Callable[[Files], str]
     has_power = fault.other != "power"
     was_up = simulation.stop_bookie(name, has_power=has_power, back_after=_BACK_AFTER_S)
     files = Files(simulation.disks[name], simulation.fault_rng, is_exact=has_power and was_up)
-    cookies = _cookies(files.disk)
+    cookies = simulation.lost_cookies or _cookies(files.disk)
     text = change(files)
-    simulation.has_lost_cookie |= _cookies(files.disk) != cookies
+    # A second fault may mend the first: the cookie of one directory is copied over that of another.
+    simulation.lost_cookies = cookies if _cookies(files.disk) != cookies else []
     if text:
         simulation.history.note("fault", fault.kind, name, text)
         simulation.damaged_files.append(text)
@@ -456,7 +457,7 @@ def put_back(simulation: Simulation, image: Image) -> None:
     """Put a copy in the place of all directories of the bookie whose medium may lie; it must not run."""
     restore(simulation.disks[simulation.dishonest], image)
     simulation.damaged_files.append("all")
-    simulation.has_lost_cookie = False
+    simulation.lost_cookies = []
 
 
 @kind
