@@ -1,9 +1,9 @@
-"""Fill docs/BENCHMARKS.md with the measured figures: `python -m benchmarks.document`.
+"""Fill docs/BENCHMARKS.md and the README with the measured figures: `python -m benchmarks.document`.
 
     python -m benchmarks.document [--peers docs/benchmarks/peers.json] [--suite docs/benchmarks/suite.json]
         [--storage docs/benchmarks/storage_growth.jsonl]
 
-Replaces the text between the page's markers by tables of the files, and draws the plots beside them. A part
+Replaces the text between the pages' markers by tables of the files, and draws the plots beside them. A part
 without figures is shown as not measured. The text around the tables is written by hand. The page's
 table of dates, machines and commits is, too: update it after a measurement.
 """
@@ -19,9 +19,11 @@ from typing import Any
 
 from benchmarks.peers.__main__ import SYSTEMS
 from benchmarks.peers.results import medians, ratio
-from benchmarks.peers.tables import tables
+from benchmarks.peers.summary import summary
+from benchmarks.peers.tables import OURS, tables
 
 PAGE = Path("docs/BENCHMARKS.md")
+README = Path("README.md")
 FIGURES = Path("docs/benchmarks")
 _NOT_MEASURED = "*Not measured yet.*"
 
@@ -36,7 +38,7 @@ def between(page: str, name: str, text: str) -> str:
     """
     pattern = re.compile(rf"(<!-- begin {name} -->\n).*?(<!-- end {name} -->)", re.DOTALL)
     if not pattern.search(page):
-        raise ValueError(f"{PAGE} has no place for {name!r}")
+        raise ValueError(f"the page has no place for {name!r}")
     return pattern.sub(lambda found: f"{found[1]}\n{text}\n\n{found[2]}", page)
 
 
@@ -74,11 +76,11 @@ Wanted = tuple[str, str, float | None, float, bool]
 """Workload, figure, the measured value, the aim, whether more is better."""
 
 
-def peers_targets(runs: list[Document]) -> list[Wanted]:
-    """Return the aims for ratios to peers, beside the measured ratios."""
+def peers_targets(runs: list[Document], ours: str) -> list[Wanted]:
+    """Return the aims for ratios of one form of the product to peers, beside the measured ratios."""
 
     def times(workload: str, others: Sequence[str], figure: str = "adds_per_s") -> float | None:
-        found = [ratio(runs, workload, "product", other, figure) for other in others]
+        found = [ratio(runs, workload, ours, other, figure) for other in others]
         known = [one for one in found if one is not None]
         if not known:
             return None
@@ -87,6 +89,7 @@ def peers_targets(runs: list[Document]) -> list[Wanted]:
     def follower(figure: str) -> float | None:
         return times("1k-follow", (*best, "kafka-flush"), figure)
 
+    growing = "product-growing" if ours == OURS else ""
     best = ("bookkeeper", "bookkeeper-tuned")
     readers = (*best, "kafka", "kafka-flush", "nats")
     return [
@@ -98,11 +101,11 @@ def peers_targets(runs: list[Document]) -> list[Wanted]:
         (
             "1 KiB, 1,000 in flight, only growing",
             "× ceiling, fresh",
-            _growing(runs, "ceiling-fresh"),
+            _growing(runs, growing, "ceiling-fresh"),
             0.6,
             True,
         ),
-        ("", "× BookKeeper's best", _growing(runs, *best), 2, True),
+        ("", "× BookKeeper's best", _growing(runs, growing, *best), 2, True),
         ("100 B, 10,000 in flight", "× BookKeeper's best", times("100b-10000", best), 4, True),
         ("", "× Kafka with flush", times("100b-10000", ("kafka-flush",)), 1.5, True),
         ("", "× Kafka without fsync", times("100b-10000", ("kafka",)), 1, True),
@@ -125,13 +128,13 @@ def peers_targets(runs: list[Document]) -> list[Wanted]:
         (
             "bytes written by the bookies, 1 KiB, 1,000 in flight",
             "÷ payload",
-            _written(runs, "1k-1000"),
+            _written(runs, "1k-1000", ours),
             1.10,
             False,
         ),
-        ("bytes written by the bookies, 64 KiB", "÷ payload", _written(runs, "64k-64"), 1.10, False),
-        ("bytes written by the bookies, 100 B", "÷ payload", _written(runs, "100b-10000"), 1.5, False),
-        ("bytes written by the bookies, one in flight", "÷ payload", _written(runs, "1k-1"), 5, False),
+        ("bytes written by the bookies, 64 KiB", "÷ payload", _written(runs, "64k-64", ours), 1.10, False),
+        ("bytes written by the bookies, 100 B", "÷ payload", _written(runs, "100b-10000", ours), 1.5, False),
+        ("bytes written by the bookies, one in flight", "÷ payload", _written(runs, "1k-1", ours), 5, False),
     ]
 
 
@@ -170,31 +173,40 @@ def reclaiming_ratios(storage: list[Document]) -> tuple[float | None, float | No
     return times(pauses[:middle][::-1]), times(pauses[middle + 1 :])
 
 
-def targets_text(wanted: list[Wanted]) -> str:
-    """Lay out the aims beside the measured figures."""
+def targets_text(pure: list[Wanted], compiled: list[Wanted]) -> str:
+    """Lay out the aims beside the measured figures of the pure form and of the compiled one.
+
+    Args:
+        compiled: the aims to which the first ones of `pure` are equal.
+    """
     rows = []
-    for workload, what, found, aim, is_more in wanted:
+    for n, (workload, what, found, aim, is_more) in enumerate(pure):
+        other = compiled[n][2] if n < len(compiled) else None
         sign = "≥" if is_more else "≤"
-        is_met = found is not None and (found >= aim if is_more else found <= aim)
-        shown = "–" if found is None else f"{found:.2f}"
-        rows.append(
-            (workload, what, f"{sign} {aim:.3g}", shown, "" if found is None else "yes" if is_met else "no")
-        )
-    return table(("workload", "figure", "aim", "measured", "met"), rows)
+        cells = [cell for one in (found, other) for cell in _met(one, aim, is_more=is_more)]
+        rows.append((workload, what, f"{sign} {aim:.3g}", *cells))
+    return table(("workload", "figure", "aim", "pure", "met", "compiled", "met"), rows)
 
 
-def _growing(runs: list[Document], *others: str) -> float | None:
-    found = [ratio(runs, "1k-1000", "product-growing", other) for other in others]
+def _met(found: float | None, aim: float, *, is_more: bool) -> tuple[str, str]:
+    if found is None:
+        return "–", ""
+    is_met = found >= aim if is_more else found <= aim
+    return f"{found:.2f}", "yes" if is_met else "no"
+
+
+def _growing(runs: list[Document], ours: str, *others: str) -> float | None:
+    found = [ratio(runs, "1k-1000", ours, other) for other in others]
     known = [one for one in found if one is not None]
     return min(known) if known else None
 
 
-def _written(runs: list[Document], workload: str) -> float | None:
-    found = medians(runs, workload, "product")
+def _written(runs: list[Document], workload: str, ours: str) -> float | None:
+    found = medians(runs, workload, ours)
     if found is None:
         return None
     # The aims are set in the processes' own count. The device's count includes the writes of other processes.
-    return found["process_bytes_per_payload_byte"]
+    return found.get("process_bytes_per_payload_byte")
 
 
 def _latencies(case: Document) -> tuple[str, ...]:
@@ -315,7 +327,9 @@ def storage_text(name: str, lines: list[Document]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Fill docs/BENCHMARKS.md with what was measured.")
+    parser = argparse.ArgumentParser(
+        description="Fill docs/BENCHMARKS.md and the README with what was measured."
+    )
     parser.add_argument("--peers", type=Path, default=FIGURES / "peers.json")
     parser.add_argument("--suite", type=Path, default=FIGURES / "suite.json")
     parser.add_argument("--storage", type=Path, default=FIGURES / "storage_growth.jsonl")
@@ -331,6 +345,8 @@ def main() -> None:
     if arguments.peers.exists():
         peers = json.loads(arguments.peers.read_text())
         page = between(page, "peers", peers_text(peers))
+        text = f"{summary(peers)} {machine_text(peers)}"
+        README.write_text(between(README.read_text(), "peers", text))
     if arguments.suite.exists():
         from benchmarks.suite import plots
 
@@ -339,7 +355,9 @@ def main() -> None:
         for name in _ROWS:
             page = between(page, name, part_text(name, suite))
         page = between(page, "machine", machine_text(suite))
-    page = between(page, "targets", targets_text(peers_targets(peers["runs"]) + own_targets(suite, storage)))
+    runs = peers["runs"]
+    pure = peers_targets(runs, OURS) + own_targets(suite, storage)
+    page = between(page, "targets", targets_text(pure, peers_targets(runs, "product-compiled")))
     PAGE.write_text(page)
 
 

@@ -9,11 +9,21 @@ from typing import Any
 
 import pytest
 
-from benchmarks.document import _ROWS, _STORAGE, PAGE, between, reclaiming_ratios
+from benchmarks.document import (
+    _ROWS,
+    _STORAGE,
+    PAGE,
+    README,
+    between,
+    peers_targets,
+    reclaiming_ratios,
+    targets_text,
+)
 from benchmarks.load import Load
 from benchmarks.machine import build_of
 from benchmarks.peers.__main__ import SYSTEMS, taken_up
 from benchmarks.peers.results import Results, medians, ratio
+from benchmarks.peers.summary import summary
 from benchmarks.peers.tables import tables
 from benchmarks.peers.workloads import WORKLOADS, Workload
 
@@ -116,8 +126,37 @@ def test_the_page_has_a_place_for_everything_that_is_measured() -> None:
         assert f"[[{name}]]" in once
         # Filled again, nothing of the first time is left over.
         assert "[[" not in between(once, name, "others")
+    assert between(README.read_text(), "peers", "[[peers]]") != README.read_text()
     with pytest.raises(ValueError, match="no place"):
         between(page, "something else", "")
+
+
+def test_a_summary_has_the_systems_and_the_workloads_that_were_measured() -> None:
+    at = {"at": "2026-11-22T12:00:00Z"}
+    runs = [
+        {**run("product-compiled", 0, 2000.0, p50_ms=0.5, p99_ms=0.8), **at},
+        run("bookkeeper", 0, 300.0, p50_ms=2.74, p99_ms=6.2),
+        run("bookkeeper-tuned", 1, 1900.0, p50_ms=0.46, p99_ms=1.8),
+        {**run("kafka-flush", 0, 0.0, error="ended with 1"), **at},
+    ]
+    assert summary({"runs": runs, "settings": SETTINGS}) == (
+        "| | bookie-aio, compiled | BookKeeper |\n"
+        "|---|---:|---:|\n"
+        "| 1 KiB, one in flight: p50, p99 ms | 0.50, 0.80 | 0.46, 1.80 |\n\n"
+        "Measured 2026-11-22; medians of 2 rounds of 1 s."
+    )
+
+
+def test_the_aims_are_told_of_the_pure_form_and_of_the_compiled_one() -> None:
+    runs = [
+        run(system, 0, 1.0, p50_ms=p50_ms, p99_ms=1.0)
+        for system, p50_ms in (("product", 0.6), ("product-compiled", 0.5), ("bookkeeper-tuned", 0.5))
+    ]
+    pure = [*peers_targets(runs, "product"), ("restart", "seconds", 1.0, 1.5, False)]
+    text = targets_text(pure, peers_targets(runs, "product-compiled"))
+    assert "| p50 ÷ that of BookKeeper, tuned | ≤ 1.15 | 1.20 | no | 1.00 | yes |" in text
+    assert "| catch-up read | × the best | ≥ 4 | – |  | – |  |" in text
+    assert text.endswith("| restart | seconds | ≤ 1.5 | 1.00 | yes | – |  |")
 
 
 def test_every_workload_is_known_by_its_own_name() -> None:
