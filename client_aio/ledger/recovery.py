@@ -40,6 +40,7 @@ from client_aio.ledger.recovery_scope import (
     RecoveryScope,
     ask_lac,
     first_displaced,
+    first_short,
     list_last_fragment,
     recovery_scope,
 )
@@ -59,9 +60,10 @@ from metadata.ids import NO_ENTRY
 from metadata.model.ledger import Fragment, LedgerMetadata, LedgerState, with_ensemble
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from bookie_aio.wire.blocks import Block, LacStatement
+    from bookie_aio.wire.listing import Row
     from client_aio.context import ClientContext
     from client_aio.core.add_window import AddGroup
     from client_aio.core.digest import Digest
@@ -246,8 +248,7 @@ class _Reach:
         """Return the first entry that a recovery would look for, or one before it."""
         if self._is_displaced:
             return self._metadata.last_fragment.first_entry
-        is_guaranteed = self._metadata.guaranteed_write_quorum
-        return (self._tally.lafr if is_guaranteed else self._tally.lac) + 1
+        return _acknowledged(self._metadata, self._tally) + 1
 
     @property
     def _missing(self) -> int:
@@ -408,6 +409,11 @@ def _uncovered(
     )
 
 
+def _acknowledged(metadata: LedgerMetadata, tally: FenceTally) -> int:
+    """Return the last entry that is acknowledged, with guaranteed write quorum on all of its write set."""
+    return tally.lafr if metadata.guaranteed_write_quorum else tally.lac
+
+
 def _why(scope: RecoveryScope, errors: Mapping[str, object]) -> str:
     return "; ".join(f"{name} ({errors[name]})" for name in scope.bookies if name in errors)
 
@@ -438,10 +444,11 @@ class Recovery:
         self._ensemble = metadata.last_fragment.bookies
         self._scope = RecoveryScope.of(metadata)
         self._unfenced: set[str] = set(self._ensemble)  # have not answered to a fence
-        # In a wide scope, the bookies whose lists are whole; and the first entry that one of them lists and
-        # should not have.
+        # In a wide scope: the bookies whose lists are whole, the first entry that one of them lists though it
+        # should not have it, and what the bookies of the last fragment list, by their seats.
         self._listed: FenceTally
         self._displaced: int | None = None
+        self._rows: dict[int, list[Row]] = {}
         self._has_seats = False
         self.fragments = metadata.fragments
         self._is_whole = metadata.guaranteed_write_quorum and not at_ack_quorum
@@ -470,8 +477,7 @@ class Recovery:
             logger.info("ledger=%d fenced, last add confirmed is %d", self.metadata.ledger_id, tally.lac)
             # Rule 11: with guaranteed write quorum, entries that only a part of the write set has are written
             # back.
-            before = tally.lafr if self.metadata.guaranteed_write_quorum else tally.lac
-            before = self._before_displaced(before)
+            before = self._before(tally)
             replication = self._start_writing(before, tally, await self._length_at(before))
             last_entry = await self._search(replication, before + 1, tally.lac)
             await self._finish_writing(replication)
@@ -502,7 +508,7 @@ class Recovery:
         }
         waiting, errors = set(tasks), dict[str, BookKeeperError]()
         try:
-            while waiting and not tally.is_covered:
+            while waiting and self._needs_more(tally, [tasks[one] for one in waiting]):
                 done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     seat = tasks[task]
@@ -540,21 +546,37 @@ class Recovery:
         rows, is_damaged = await list_last_fragment(self._context, self.metadata, connection)
         if not is_damaged:
             self._listed.answer(seat, None)
+        if seat < len(self._ensemble):
+            self._rows[seat] = rows
         entry_id = first_displaced(self.metadata, seat, rows)
         if entry_id is not None and (self._displaced is None or entry_id < self._displaced):
             self._displaced = entry_id
 
-    def _before_displaced(self, before: int) -> int:
-        """Return the entry behind which the search begins: from there on bookies that are not named have it.
+    def _needs_more(self, tally: FenceTally, waiting: Iterable[int]) -> bool:
+        """Return whether the fence waits for the answers of further seats.
 
-        These entries are acknowledged, and are to be written back to the bookies that are named. The lists
-        say where they begin. Where too few bookies could list theirs, it may be at the fragment's beginning.
+        In a wide scope it waits for the bookies named where their lists may show that fewer entries are to be
+        written back.
         """
+        if not tally.is_covered:
+            return True
+        may_help = self._scope.is_wide and any(seat < len(self._ensemble) for seat in waiting)
+        return may_help and self._before(tally) < _acknowledged(self.metadata, tally)
+
+    def _before(self, tally: FenceTally) -> int:
+        """Return the entry behind which the search begins, and what it finds is written back.
+
+        In a wide scope the bookies named may lack entries that are acknowledged. The lists say where these
+        begin: others hold them, or fewer than the quorum of those named do. Where too few bookies could list
+        theirs, it may be at the fragment's beginning.
+        """
+        before = _acknowledged(self.metadata, tally)
         if not self._scope.is_wide:
             return before
         if not self._listed.is_covered:
             return self.metadata.last_fragment.first_entry - 1
-        return before if self._displaced is None else min(before, self._displaced - 1)
+        short = first_short(self.metadata, self._rows, before)
+        return min([before, *(one - 1 for one in (self._displaced, short) if one is not None)])
 
     async def _length_at(self, lac: int) -> int:
         """Return the ledger's payload bytes up to an entry, which contains that length.

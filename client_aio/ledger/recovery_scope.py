@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from bookie_aio.wire.listing import listed
 from bookie_aio.wire.messages import ReadLacAnswer
 from client_aio.bookies.connection import list_entries
 from client_aio.core.quorum import write_set
@@ -20,7 +21,7 @@ from metadata.access.bookies import SetBacks, registered_bookies, unanswered_bel
 from metadata.ids import ENTRY_ID_MAX, KEY_AVAILABLE, KEY_SET_BACKS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from bookie_aio.wire.listing import Row
     from bookie_aio.wire.messages import ReadLac
@@ -120,3 +121,30 @@ def first_displaced(metadata: LedgerMetadata, seat: int, rows: Iterable[Row]) ->
             found += row.entry_ids[skipped : skipped + size]
     displaced = (each for each in found if seat not in write_set(each % size, size, metadata.write_quorum))
     return min(displaced, default=None)
+
+
+def first_short(metadata: LedgerMetadata, rows: Mapping[int, Iterable[Row]], last_entry: int) -> int | None:
+    """Return an entry of the last fragment before which all have their quorum at the bookies named; or None.
+
+    The quorum is Qa, and Qw with guaranteed write quorum. In a store that was set back, entries may have been
+    acknowledged by bookies that it does not name. None: all entries up to `last_entry` have it.
+
+    Args:
+        metadata: the ledger's.
+        rows: what bookies of the last fragment list, by their indexes in it. Others count as holding nothing.
+        last_entry: only entries up to this one are looked at.
+    """
+    fragment, size = metadata.last_fragment, metadata.ensemble_size
+    quorum = metadata.write_quorum if metadata.guaranteed_write_quorum else metadata.ack_quorum
+    first_entry, short = fragment.first_entry, list[int]()
+    for first in range(first_entry, min(first_entry + size, last_entry + 1)):
+        wanted = range(first, last_entry + 1, size)
+        # How many of these entries each bookie has without a gap.
+        whole = [0] * metadata.write_quorum
+        for n, seat in enumerate(write_set(first % size, size, metadata.write_quorum)):
+            if seat in rows:
+                gap = listed(wanted, rows[seat], fragment.content_term).find(0)
+                whole[n] = len(wanted) if gap < 0 else gap
+        proven = sorted(whole, reverse=True)[quorum - 1]
+        short += wanted[proven : proven + 1]
+    return min(short, default=None)

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
 import pytest
 
 from bookie_aio.wire.listing import Row
-from client_aio.ledger.recovery_scope import RecoveryScope, first_displaced, recovery_scope
+from client_aio.ledger.recovery_scope import (
+    RecoveryScope,
+    first_displaced,
+    first_short,
+    recovery_scope,
+)
 from metadata.access.bookies import SetBack, SetBacks
 from metadata.backends.memory import MemoryMetadataStore
 from metadata.ids import available_key, cookie_key
@@ -53,6 +59,35 @@ def test_an_entry_is_out_of_place_at_a_bookie_outside_of_its_write_set(
     seat: int, rows: list[Row], first: int | None
 ) -> None:
     assert first_displaced(ledger(), seat, rows) == first
+
+
+ALL = [Row(0, 0, 20, 1)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "last", "first"),
+    [
+        ({}, 3, None),  # before the fragment
+        ({}, 9, 4),
+        (dict.fromkeys(range(4), ALL), 19, None),
+        (dict.fromkeys(range(4), ALL), 20, 20),
+        ({0: ALL, 1: ALL, 2: ALL}, 19, None),  # each write set has two of them
+        ({0: ALL, 1: ALL}, 19, 5),  # the entries 5, 9, … go to the seats 1, 2 and 3
+        ({0: ALL, 1: ALL, 2: [Row(0, 0, 9, 1), Row(10, 0, 9, 1)]}, 19, 9),
+        ({0: ALL, 1: ALL, 2: [Row(5, 0, 2, 4), Row(6, 0, 9, 4)]}, 19, 13),
+        ({0: ALL, 1: ALL, 2: [Row(5, 1, 9, 4), Row(6, 0, 9, 4)]}, 19, None),
+    ],
+)
+def test_an_entry_is_short_that_fewer_of_the_named_bookies_than_a_quorum_list(
+    rows: dict[int, list[Row]], last: int, first: int | None
+) -> None:
+    assert first_short(ledger(), rows, last) == first
+
+
+def test_with_guaranteed_write_quorum_all_of_a_write_set_have_to_list_an_entry() -> None:
+    metadata = replace(ledger(), guaranteed_write_quorum=True)
+    assert first_short(metadata, dict.fromkeys(range(4), ALL), 19) is None
+    assert first_short(metadata, {0: ALL, 1: ALL, 2: ALL}, 19) == 5
 
 
 @pytest.mark.parametrize(

@@ -150,6 +150,8 @@ class Simulation:
         self.served: set[str] = set()
         """Bookies that have come to serve once: they are formatted."""
         self.is_store_set_back = False
+        self.starting_at_set_back: set[str] = set()
+        """Bookies that were about to start then: they may take the raise of their age for a later life."""
         self.ledgers_of_copy: list[int] = []
         """Ledgers that the copy knows to which the metadata store was set back."""
         self.lost_cookies: list[bytes] = []

@@ -58,6 +58,8 @@ def changed(history: History, record: LedgerRecord, value: bytes | None) -> None
         return
     if record.is_excused or record.ledger_id in history.ignored or metadata.is_unbounded:
         record.older = metadata
+        if metadata.state is LedgerState.OPEN:
+            record.open_metadata = metadata  # its writer goes on all the same
         return
     history.note("meta", "older metadata of ledger", record.ledger_id, metadata)
     is_closing = metadata.is_closed and (before is None or not before.is_closed)

@@ -3,7 +3,8 @@
 Owns the requests and the counting, for bounded and unbounded ledgers alike. The names:
 
 - Liveness: once faults stop, every bookie whose disk is whole serves, and lists what it holds.
-- HonestDisksLoseNothing: only the bookie whose medium may lie ever says that it has lost data.
+- HonestDisksLoseNothing: only the bookie whose medium may lie ever says that it has lost data; and one that
+  was about to start when the metadata store was set back.
 - NoForgottenAdd: a bookie lists what it acknowledged under the entry's content term, where it owes it.
 - AllCommittedEntriesReachAckQuorum: Qa bookies of each entry's write set list it, or cannot tell.
 """
@@ -128,7 +129,7 @@ class Copies:
                     self._history.fail("Liveness", f"{bookie} does not serve: {error!r}")
                     return None
                 await asyncio.sleep(0.5)
-        if is_damaged and bookie != simulation.dishonest:
+        if is_damaged and bookie not in {simulation.dishonest, *simulation.starting_at_set_back}:
             text = f"{bookie} says that it lost data of ledger {ledger_id}; its disk never lied"
             self._history.fail("HonestDisksLoseNothing", text)
         held = {(row.content_term, entry_id) for row in rows for entry_id in row.entry_ids}

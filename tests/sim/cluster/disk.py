@@ -88,6 +88,7 @@ class SimFile:
             disk.hardware.stats["synced_at_once"] += 1
             write()
         else:
+            hardware.occupy(write_time + sync_time)
             loop.post(disk.process, write_time, write)
         return future
 

@@ -353,12 +353,15 @@ class Hardware:
         faults, rng = self.faults, self.rng
         write = self.begin_group() + min(draw(rng, faults.write_time) * faults.slow_factor, _LONGEST_S)
         sync = min(draw(rng, faults.sync_time) * faults.slow_factor, _LONGEST_S)
-        self._journal_free_at = self.loop.now + write + sync
         for callback in self.when_busy:
             # Perhaps a little later: the acknowledgement has left, or is about to.
             self.loop.post(self.loop.kernel, (write + sync) * 1.3 * rng.random(), callback)
         self.when_busy.clear()
         return write, sync
+
+    def occupy(self, seconds: float) -> None:
+        """Have the next group wait so long. Not called for a group that is written at once."""
+        self._journal_free_at = self.loop.now + seconds
 
     def group_durable(self, inode: Inode, start: int, end: int) -> None:
         """Note that a group of the journal was reported durable: those before it may be damaged now."""

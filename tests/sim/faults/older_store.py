@@ -83,6 +83,10 @@ def _set_back(simulation: Simulation, fault: Fault, older: TreeCopy) -> None:
         for actor in simulation.plan.actors:
             simulation.stop_client(actor.name)
     simulation.is_store_set_back = True
+    starting = {
+        name for name in simulation.plan.bookies if simulation.is_up(name)
+    } - simulation.bookies.keys()
+    simulation.starting_at_set_back |= starting
     history.is_set_back_told = False
     newest = tree.copied()
     unheard_of = _compare(simulation, older, newest)

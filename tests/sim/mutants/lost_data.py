@@ -94,9 +94,16 @@ MUTANTS = [
     ),
     Mutant(
         522, "entries below the LAC that other bookies have are not written back",
-        (Edit("client_aio.ledger.recovery:Recovery._before_displaced",
+        (Edit("client_aio.ledger.recovery:Recovery._before",
               "if not self._scope.is_wide:", "if True:"),),
         tests=("tests/integration/test_set_back.py", "-k", "other_bookies_acknowledged"),
+    ),
+    Mutant(
+        549, "entries below the LAC that fewer named bookies than a quorum have are not written back",
+        (Edit("client_aio.ledger.recovery:Recovery._before",
+              "short = first_short(self.metadata, self._rows, before)", "short = None"),),
+        ("set-back-under-writers",),
+        tests=("tests/sim/test_sim_lost_data.py", "-k", "1067908"),
     ),
     Mutant(
         523, "a bookie that no write set of an entry has lists it in its place",
@@ -153,7 +160,7 @@ MUTANTS = [
     ),
     Mutant(
         503, "entries below the LAC that other bookies have are not written back",
-        (Edit("client_aio.ledger.recovery:Recovery._before_displaced",
+        (Edit("client_aio.ledger.recovery:Recovery._before",
               "if not self._scope.is_wide:", "if True:"),),
         ("set-back-ensembles", "set-back-under-writers"),
         note="522 is the same bug, caught by a test",

@@ -126,9 +126,8 @@ MUTANTS = [
     ),
     Mutant(
         56, "recovery begins behind the LAC where the write quorum is guaranteed",
-        (Edit("client_aio.ledger.recovery:Recovery.run",
-              "before = tally.lafr if self.metadata.guaranteed_write_quorum else tally.lac",
-              "before = tally.lac"),),
+        (Edit("client_aio.ledger.recovery:_acknowledged",
+              "tally.lafr if metadata.guaranteed_write_quorum else tally.lac", "tally.lac"),),
         ("guaranteed-quorum",),
     ),
     Mutant(
@@ -186,7 +185,8 @@ MUTANTS = [
     Mutant(
         82, "a recovery waits until every bookie is fenced or has failed",
         (Edit("client_aio.ledger.recovery:Recovery._fence",
-              "while waiting and not tally.is_covered:", "while waiting:"),),
+              "while waiting and self._needs_more(tally, [tasks[one] for one in waiting]):",
+              "while waiting:"),),
         ("hung-minority",),
     ),
     Mutant(
