@@ -46,8 +46,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from bookie_aio.wire.messages import NO_TERM, Add, AddFlag, Delete, Force, Read, ReadLac, WriteLac
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from bookie_aio.wire.messages import Message
-    from metadata.model.ledger import LedgerMetadata
+    from metadata.model.ledger import Fragment, LedgerMetadata
+    from metadata.model.paged_list import PageRef
 
 TOKEN_BYTES = 32
 LOCK_BYTES = 32
@@ -112,12 +115,21 @@ class Repairable(NamedTuple):
     end: int
     """The id behind the last entry that it may store. It never falls."""
     fragments: tuple[tuple[int, int], ...]
-    """First entry and content term of the fragments that the head of the metadata lists, ascending."""
+    """First entry and content term of the fragments that are known, ascending: those in the head."""
+    pages: tuple[PageRef, ...] = ()
+    """The pages with the older fragments of an unbounded ledger, ascending."""
+
+    def pages_of(self, first_entry: int, last_entry: int) -> tuple[PageRef, ...]:
+        """Return the pages that list the fragments of these entries, ascending; none where the head does."""
+        if first_entry >= self.fragments[0][0]:
+            return ()
+        starts = [page.first for page in self.pages]
+        return self.pages[max(bisect_right(starts, first_entry) - 1, 0) : bisect_right(starts, last_entry)]
 
     def names(self, first_entry: int, last_entry: int, content_term: int) -> bool:
         """Return whether the metadata give all these entries this content term.
 
-        Older fragments of an unbounded ledger are in pages, and are not known here.
+        The fragments must include those in the pages of these entries (`pages_of`).
         """
         starts = [first for first, _ in self.fragments]
         first, last = bisect_right(starts, first_entry) - 1, bisect_right(starts, last_entry) - 1
@@ -126,8 +138,13 @@ class Repairable(NamedTuple):
 
 def repairable(metadata: LedgerMetadata) -> Repairable:
     """Return what a repair without a token may store of a ledger with a password."""
-    fragments = tuple((one.first_entry, one.content_term) for one in metadata.fragments)
-    return Repairable(_repairable_end(metadata), fragments)
+    pages = () if metadata.unbounded is None else metadata.unbounded.pages
+    return Repairable(_repairable_end(metadata), content_terms(metadata.fragments), pages)
+
+
+def content_terms(fragments: Iterable[Fragment]) -> tuple[tuple[int, int], ...]:
+    """Return the first entry and the content term of each fragment."""
+    return tuple((one.first_entry, one.content_term) for one in fragments)
 
 
 def _repairable_end(metadata: LedgerMetadata) -> int:

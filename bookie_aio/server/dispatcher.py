@@ -21,14 +21,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from bookie_aio.core.authorisation import (
     Access,
     Repairable,
     RepairRight,
+    content_terms,
     has_password,
     judge_token,
     ledger_at_stake,
@@ -72,10 +74,13 @@ from bookie_aio.wire.messages import (
     encode_answer,
 )
 from bookie_aio.wire.prepared import RequestDecoder
+from metadata.access.fragments import FragmentList
 from metadata.errors import (
     EntryTooLargeError,
     MalformedFrameError,
     MetadataError,
+    MetadataUnavailableError,
+    NoSuchKeyError,
     NoSuchLedgerError,
     StorageError,
 )
@@ -98,6 +103,11 @@ if TYPE_CHECKING:
 
 _KNOWN_MAX = 65_536
 """Ledgers whose passwords are known without asking the metadata store: some 10 MB."""
+_PAGES_MAX = 256
+"""Pages of lists of fragments that are kept: some 5 MB where each holds 100 fragments."""
+
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
 
 
 _WITH_BODY = frozenset({Op.ADD, Op.WATCH})
@@ -166,13 +176,15 @@ class PasswordLedgers:
 
     An answer that cannot change is kept: whether a ledger has a password, and up to where its entries are
     settled. The number of kept answers is bounded. A ledger that is not in the metadata store is asked for
-    again at the next request.
+    again at the next request. So is one of which a page is gone: its list of fragments has changed.
     """
 
     def __init__(self, engine: Engine, ledgers: LedgerStore) -> None:
         self._engine = engine
         self._ledgers = ledgers
         self._known: OrderedDict[int, Repairable | None] = OrderedDict()  # None: no password
+        # The content terms in a page of a list of fragments, by ledger and page. A page is written once.
+        self._pages: OrderedDict[tuple[int, str], tuple[tuple[int, int], ...]] = OrderedDict()
         self._asking: dict[int, asyncio.Task[bool]] = {}
 
     def has_password(self, ledger_id: int) -> bool | asyncio.Future[bool]:
@@ -187,11 +199,13 @@ class PasswordLedgers:
             self._asking[ledger_id] = asyncio.get_running_loop().create_task(self._ask(ledger_id))
         return self._asking[ledger_id]
 
-    async def may_repair(self, block: Block, waiting: AbstractContextManager[None]) -> RepairRight:
+    async def may_repair(
+        self, block: Block, waiting: Callable[[], AbstractContextManager[None]]
+    ) -> RepairRight:
         """Return whether a repair without a token may store a block.
 
         Of a ledger that is not in the metadata store it may, unless a token has locked the ledger here.
-        While the store is asked, `waiting` is entered.
+        Whenever the store is asked, what `waiting` gives is entered.
 
         Raises:
             MetadataError: the metadata store cannot be asked.
@@ -200,18 +214,42 @@ class PasswordLedgers:
         ledger_id = block.ledger_id
         for must_ask in (False, True):
             if must_ask:
-                with waiting:
+                with waiting():
                     await self._read(ledger_id)
             if ledger_id in self._known:
                 known = self._known[ledger_id]
                 if known is None:
                     return RepairRight.MISSING
                 if block.last_entry < known.end:
-                    is_named = known.names(block.first_entry, block.last_entry, block.content_term)
-                    return RepairRight.NAMED if is_named else RepairRight.MISSING
+                    with suppress(NoSuchKeyError):
+                        is_named = await self._names(known, block, waiting)
+                        return RepairRight.NAMED if is_named else RepairRight.MISSING
+                    if must_ask:
+                        raise MetadataUnavailableError(
+                            f"the fragments of ledger {ledger_id} have just changed; ask again"
+                        )
             elif must_ask:
                 return RepairRight.NONE if self._engine.lock(ledger_id) else RepairRight.MISSING
         return RepairRight.NONE
+
+    async def _names(
+        self, known: Repairable, block: Block, waiting: Callable[[], AbstractContextManager[None]]
+    ) -> bool:
+        """Return whether the metadata give all entries of a block its content term.
+
+        Raises:
+            NoSuchKeyError: a page is gone: the head has changed since it was read.
+        """
+        fragments = known.fragments
+        for ref in reversed(known.pages_of(block.first_entry, block.last_entry)):
+            key = block.ledger_id, ref.name
+            if key not in self._pages:
+                with waiting():
+                    page = await FragmentList(self._ledgers, block.ledger_id, str, 0.0).page(ref)
+                _keep(self._pages, key, content_terms(page), _PAGES_MAX)
+            fragments = self._pages[key] + fragments
+        known = known._replace(fragments=fragments)
+        return known.names(block.first_entry, block.last_entry, block.content_term)
 
     async def _read(self, ledger_id: int) -> None:
         try:
@@ -219,10 +257,7 @@ class PasswordLedgers:
         except NoSuchLedgerError:
             self._known.pop(ledger_id, None)
             return
-        self._known[ledger_id] = repairable(metadata) if has_password(metadata) else None
-        self._known.move_to_end(ledger_id)
-        if len(self._known) > _KNOWN_MAX:
-            self._known.popitem(last=False)
+        _keep(self._known, ledger_id, repairable(metadata) if has_password(metadata) else None, _KNOWN_MAX)
 
     async def _ask(self, ledger_id: int) -> bool:
         try:
@@ -237,6 +272,14 @@ class PasswordLedgers:
         for task in asking:
             task.cancel()
         await asyncio.gather(*asking, return_exceptions=True)
+
+
+def _keep(kept: OrderedDict[_Key, _Value], key: _Key, value: _Value, keep_max: int) -> None:
+    """Keep a value as the youngest one, and forget the oldest where there are too many."""
+    kept[key] = value
+    kept.move_to_end(key)
+    if len(kept) > keep_max:
+        kept.popitem(last=False)
 
 
 def _fault(auth: bytes | None) -> str:

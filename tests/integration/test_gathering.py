@@ -35,11 +35,14 @@ async def a_writer(tmp_path: Path) -> AsyncIterator[tuple[client_aio.LedgerWrite
 
 
 def counted(link: Link) -> list[range]:
-    """A list that grows with each batch that the bookie is sent: its entries."""
+    """A list that grows with each batch that the bookie is sent: its entries.
+
+    A bookie that is still at work on an entry is sent two batches in one ADDS.
+    """
     batches: list[range] = []
 
     def note(frame: Frame) -> bool:
-        batches.append(frame.block.entry_ids)
+        batches.extend(block.entry_ids for block in frame.blocks)
         return False
 
     link.requests.see(Op.ADD, note)

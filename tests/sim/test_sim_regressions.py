@@ -278,3 +278,9 @@ def test_a_check_adds_no_reasons_to_a_repair_under_way(profile: str, seed: int) 
 def test_a_cookie_that_a_second_fault_brings_back_counts(profile: str, seed: int) -> None:
     """Of the fault: the cookie was emptied, and then that of the other directory was copied over it."""
     replay(profile, seed, pace=None)
+
+
+@pytest.mark.parametrize(("profile", "seed"), [("leaving-holders-bookie", 1053794)])
+def test_a_page_says_what_a_repair_without_the_password_may_store(profile: str, seed: int) -> None:
+    """A bookie missed a takeover, and its fragment had left the head of the metadata by then."""
+    replay(profile, seed, pace=None)

@@ -97,9 +97,15 @@ class Frame(NamedTuple):
     @property
     def block(self) -> Block:
         """Return the (first) block in the body."""
+        return self.blocks[0]
+
+    @property
+    def blocks(self) -> list[Block]:
+        """Return the blocks in the body: several in an ADDS."""
         if isinstance(self.message, Adds):
-            return Block.parse(parse_adds(self.request_id, self.message.count, self.body)[0].block)
-        return Block.parse(self.body)
+            adds = parse_adds(self.request_id, self.message.count, self.body)
+            return [Block.parse(add.block) for add in adds]
+        return [Block.parse(self.body)]
 
     @classmethod
     def parse(cls, data: bytes) -> Frame:

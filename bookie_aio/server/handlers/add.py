@@ -131,7 +131,7 @@ class AddHandler:
         responder: Responder,
         fence: Fence,
         metrics: RequestMetrics,
-        may_repair: Callable[[Block, AbstractContextManager[None]], Awaitable[RepairRight]],
+        may_repair: Callable[[Block, Callable[[], AbstractContextManager[None]]], Awaitable[RepairRight]],
         waits: StoreWaits,
         order: StandingOrder,
     ) -> None:
@@ -376,7 +376,7 @@ class AddHandler:
         async def store() -> int:
             right = RepairRight.NAMED
             if not has_token:
-                right = await self._may_repair(block, self._waits.of(peer, Op.ADD))
+                right = await self._may_repair(block, partial(self._waits.of, peer, Op.ADD))
             if right is RepairRight.NONE:
                 raise UnauthorizedAccessError(
                     f"ledger {ledger_id} has a password, and without it entry {block.last_entry} is not "

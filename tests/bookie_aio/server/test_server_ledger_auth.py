@@ -22,6 +22,7 @@ from bookie_aio.wire.messages import (
     Status,
     WriteLac,
 )
+from metadata.access.fragments import FragmentHead, FragmentList
 from metadata.access.ledgers import LedgerStore
 from metadata.ids import TERM_FINAL
 from metadata.model.ledger import DIGEST_HMAC, LedgerMetadata, UnboundedRecord
@@ -30,6 +31,7 @@ from tests.support.rawclient import RawClient, block, lac_statement
 from tests.support.storage import copy_as_a_crash_leaves_it
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     from bookie_aio.server.bookie import Bookie
@@ -260,15 +262,7 @@ async def test_without_the_token_a_repair_stores_what_the_metadata_give_that_con
     bookies: Bookies, client: RawClient, ledgers: LedgerStore
 ) -> None:
     """A bookie that missed a takeover gets its entries back from auto recovery, which has no password."""
-    metadata = LedgerMetadata.new(
-        11, ensemble_size=1, write_quorum=1, ack_quorum=1, bookies=["b1"], digest=DIGEST_HMAC,
-        password=PasswordRecord(bytes(SALT_BYTES), bytes(ROOT_BYTES)),
-        unbounded=UnboundedRecord("orders"),
-    )  # fmt: skip
-    for first in (0, 10, 20):
-        taken = metadata.take_over()
-        metadata = taken.open_term(first, ["b1"], length=first, fragments=taken.fragments)
-    await ledgers.create_ledger(metadata)
+    await ledgers.create_ledger(_taken_over((0, 10, 20)))
     held = await client.call(Add(11, 1, 0), block(11, 10, [b"dirty"], content_term=1), auth=TOKEN)
     assert held.status is Status.OK
 
@@ -285,3 +279,61 @@ async def test_without_the_token_a_repair_stores_what_the_metadata_give_that_con
     assert (await client.call(Add(11, 1, 0), block(11, 11, [b"y"], content_term=1), auth=TOKEN)).status is (
         Status.OK  # no term was raised
     )
+
+
+def _taken_over(firsts: Iterable[int]) -> LedgerMetadata:
+    """Return an unbounded ledger 11 with a password, taken over at these entries; terms 1, 2, 3 and so on."""
+    metadata = LedgerMetadata.new(
+        11, ensemble_size=1, write_quorum=1, ack_quorum=1, bookies=["b1"], digest=DIGEST_HMAC,
+        password=PasswordRecord(bytes(SALT_BYTES), bytes(ROOT_BYTES)),
+        unbounded=UnboundedRecord("orders"),
+    )  # fmt: skip
+    for first in firsts:
+        taken = metadata.take_over()
+        metadata = taken.open_term(first, ["b1"], length=first, fragments=taken.fragments)
+    return metadata
+
+
+async def test_without_the_token_a_repair_stores_what_a_page_gives_that_content_term(
+    bookies: Bookies, client: RawClient, ledgers: LedgerStore
+) -> None:
+    """Fragments leave the head of the metadata for pages, perhaps before a bookie is repaired."""
+    pages = FragmentList(ledgers, 11, lambda: "token", 60.0)
+
+    async def same(head: FragmentHead) -> FragmentHead:
+        return head
+
+    async def without(head: FragmentHead) -> FragmentHead:
+        return FragmentHead(await pages.without_before(head.metadata, last.first))
+
+    # Term n has the ten entries from 10 * (n - 1) on.
+    await ledgers.create_ledger(_taken_over(range(0, 20_000, 10)))
+    head, version, _ = await pages.change(*await pages.read(), same)
+    before, last = head.rows.pages[-2:]  # each has fragments of many terms
+    assert len(head.rows.pages) > 2
+    assert (await client.call(Add(11, 1, 0), block(11, 0, [b"x"], content_term=1), auth=TOKEN)).status is (
+        Status.OK
+    )
+
+    async def repair(first: int, content_term: int, entries: int = 1) -> Status:
+        request = Add(11, 0, int(AddFlag.REPAIR))
+        body = block(11, first, [b"x"] * entries, content_term=content_term)
+        return (await client.call(request, body)).status
+
+    def term_of(entry_id: int) -> int:
+        return entry_id // 10 + 1
+
+    for first in (20, before.first, last.first - 1, last.first, head.rows.rows[0][0] - 1):
+        assert await repair(first, term_of(first) + 1) is Status.UNAUTHORIZED, first  # made up
+        assert await repair(first, term_of(first)) is Status.OK, first
+    # Some are of the page before, and of another content term.
+    for term in (term_of(last.first) - 1, term_of(last.first)):
+        assert await repair(last.first - 3, term, 6) is Status.UNAUTHORIZED, term
+    assert await repair(last.first - 4, term_of(last.first - 4), 3) is Status.OK
+
+    # The list has changed, and the page that the bookie knows of is gone.
+    await pages.change(head, version, without)
+    for page in head.rows.pages[:-1]:
+        await pages.delete_pages([page.name])
+    assert await repair(before.first - 20, term_of(before.first - 20)) is Status.UNAUTHORIZED  # trimmed
+    assert await repair(last.first + 25, term_of(last.first + 25)) is Status.OK
