@@ -426,6 +426,9 @@ class Bookie:
                 properties=dict(config.properties),
             ),
         )
+        # Behind the registration. Whoever orders a bookie to leave looks for one behind the order. So the
+        # bookie hears of the order, or the other hears of the bookie.
+        await self._order.look()
         # The bookie may have become read-only, or writable, while the registration was under way.
         self._announce_again()
         assert self._age is not None

@@ -356,15 +356,21 @@ class StandingOrder:
         Raises:
             MetadataError: it cannot be read.
         """
+        await self.look()
+        self._task = OwnedTask(self._follow, "order")
+
+    async def look(self) -> None:
+        """Read the order as it is now; raises MetadataError."""
         await self._store.sync(KEY_ORDERS)
         await self._read()
-        self._task = OwnedTask(self._follow, "order")
 
     async def _read(self) -> None:
         order = (await Orders.read(self._store)).by_bookie.get(self._bookie_id)
         mode = "" if order is None else order.mode
-        if order is None and await self._has_left():
-            mode = REMOVED  # It stood still for so long that its cookie is gone, and the order with it.
+        if await self._has_left():
+            # It stood still for so long that its cookie is gone, and the order with it. Another process that
+            # has not heard of that may have given a new one.
+            mode = REMOVED
         if mode != self.mode:
             log.warning("the bookie has another order", extra=fields(bookie=self._bookie_id, order=mode))
             self.mode = mode

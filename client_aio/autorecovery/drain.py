@@ -586,6 +586,7 @@ class Drain:
         await change_order(self._store, self._bookie_id, lambda _: None)
 
     async def _is_registered(self) -> bool:
+        await self._store.sync(available_key(self._bookie_id))  # it may just be starting
         try:
             await self._store.read(available_key(self._bookie_id))
         except NoSuchKeyError:

@@ -30,8 +30,13 @@ from metadata.access.bookies import (
     change_order,
 )
 from metadata.access.repair_tasks import BY_HAND, RepairTasks, WorkerRecord
-from metadata.errors import InvalidTransitionError, LedgerRepairError, NotEnoughBookiesError
-from metadata.ids import KEY_COOKIES, KEY_ORDERS, KEY_REPAIR_LOCKS, ledger_key
+from metadata.errors import (
+    InvalidTransitionError,
+    LedgerRepairError,
+    NoSuchKeyError,
+    NotEnoughBookiesError,
+)
+from metadata.ids import KEY_COOKIES, KEY_ORDERS, KEY_REPAIR_LOCKS, available_key, ledger_key
 from metadata.model.ledger import Absent, LedgerMetadata
 from tests.integration.test_autorecovery import faults_of, until, written
 from tests.support.cli import Cli
@@ -41,7 +46,7 @@ from tests.support.replicas import WAIT_S, lose
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from metadata.store import Version
+    from metadata.store import Version, Versioned
 
 
 async def written_unbounded(client: client_aio.Client) -> int:
@@ -258,6 +263,27 @@ async def test_a_drain_that_is_interrupted_goes_on(tmp_path: Path, how: signal.S
         assert out["bookie_id"] == bookie
         assert bookie not in await named(client) | set(await cookies(client))
         assert await faults_of(client, ledger_ids) == []
+
+
+async def test_a_drain_overlooks_no_bookie_that_has_just_registered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The metadata server lags: before a sync it does not know of the registration."""
+    async with Cluster(tmp_path, bookies=1) as cluster, client_aio.connect(cluster.uri) as client:
+        store, key, synced = client._context.ledgers.store, available_key("b1"), set[str]()
+        real = store.read
+
+        async def read(wanted: str) -> Versioned:
+            if wanted == key and key not in synced:
+                raise NoSuchKeyError(f"there is no {key}")
+            return await real(wanted)
+
+        async def sync(wanted: str) -> None:
+            synced.add(wanted)
+
+        monkeypatch.setattr(store, "read", read)
+        monkeypatch.setattr(store, "sync", sync)
+        assert await Drain(client._context, "b1")._is_registered()
 
 
 async def test_a_drain_whose_order_is_taken_back_removes_nothing(tmp_path: Path) -> None:

@@ -280,6 +280,12 @@ def test_a_cookie_that_a_second_fault_brings_back_counts(profile: str, seed: int
     replay(profile, seed, pace=None)
 
 
+@pytest.mark.parametrize(("profile", "seed"), [("leaving-bookie", 1090433)])
+def test_a_bookie_that_left_while_it_started_does_not_serve(profile: str, seed: int) -> None:
+    """It stood still, and of two drains the second gave it a new order."""
+    replay(profile, seed, pace=None)
+
+
 @pytest.mark.parametrize(("profile", "seed"), [("leaving-holders-bookie", 1053794)])
 def test_a_page_says_what_a_repair_without_the_password_may_store(profile: str, seed: int) -> None:
     """A bookie missed a takeover, and its fragment had left the head of the metadata by then."""

@@ -36,13 +36,18 @@ from metadata.access.bookies import (
     Order,
     available_bookies,
     change_order,
+    retire,
 )
+from metadata.backends.memory import MemoryMetadataStore
 from metadata.errors import CookieMismatchError, DiskFailedError, DiskFullError
-from metadata.ids import TERM_FINAL
+from metadata.ids import KEY_ORDERS, TERM_FINAL, cookie_key
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
     from bookie_aio.server.responder import Peer
     from bookie_aio.storage.engine import Engine
+    from metadata.store import Registration
     from tests.bookie_aio.server.conftest import Bookies
 
 KIB = 1024
@@ -116,6 +121,36 @@ async def test_a_bookie_obeys_an_order_of_before_its_start_from_the_first_add(bo
     assert (await client.add(7, 0, [b"x"])).status is Status.READ_ONLY
     await change_order(store, "b1", lambda _: Order(REMOVED))
     assert isinstance(await asyncio.wait_for(bookie.stopped, 5), CookieMismatchError)
+    await store.close()
+
+
+@pytest.mark.parametrize("order", [None, Order(DRAINING)])
+async def test_a_bookie_hears_that_it_has_left_while_it_registered(
+    bookies: Bookies, order: Order | None
+) -> None:
+    """A drain looked for its registration behind the order, and found none: the cookie is gone, too."""
+
+    class Leaving(MemoryMetadataStore):
+        async def register(self, key: str, value: bytes) -> Registration:
+            others = bookies.store()
+            await change_order(others, "b1", lambda _: Order(REMOVED))
+            await retire(others, "b1")
+            await others.delete(cookie_key("b1"))
+            await change_order(others, "b1", lambda _: order)  # perhaps of a second drain
+            await others.close()
+            return await super().register(key, value)
+
+        async def watch(self, key: str) -> AsyncGenerator[None, None]:
+            if key == KEY_ORDERS:
+                await asyncio.Event().wait()  # it has not heard of any change yet
+            async with aclosing(super().watch(key)) as changes:
+                async for _ in changes:
+                    yield
+
+    with pytest.raises(CookieMismatchError, match="b1 was decommissioned"):
+        await bookies.start(store=Leaving(bookies.tree))
+    store = bookies.store()
+    assert await available_bookies(store) == {}
     await store.close()
 
 

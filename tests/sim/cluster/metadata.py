@@ -475,6 +475,8 @@ class SimMetadataStore(MetadataStore):
         finally:
             self._watches.get(key, {}).pop(watch, None)
         self._registrations[registration] = None
+        if not registration.is_held():  # it went before the answer came: the real stores look again
+            self._post(_REGISTER_AGAIN_S, self._register_anew)
         return registration
 
     async def allocate_ids(self, name: str, count: int) -> range:
@@ -594,11 +596,16 @@ class SimRegistration(Registration):
         if node is not None and node.value is not None:
             if node.session is None:
                 raise KeyExistsError(f"key {self.key!r} exists and is not ephemeral")
-            return node.session == store.session_id and self._holds()
+            return self.is_held()
         store.tree.check_session(store.session_id)
         made = store.tree.put(self.key, self._value, store._token(None), store.session_id)
         self._incarnation = made.incarnation
         return True
+
+    def is_held(self) -> bool:
+        """Return whether the key is there, under the store's present session."""
+        node = self._store.tree.find(self.key)
+        return node is not None and node.session == self._store.session_id and self._holds()
 
     def _holds(self) -> bool:
         node = self._store.tree.find(self.key)

@@ -247,6 +247,23 @@ MUTANTS = [
         note="a drain that gave up is run again",
     ),
     Mutant(
+        552, "a bookie does not look at its order behind its registration",
+        (Edit("bookie_aio.server.bookie:Bookie._register", "await self._order.look()", "pass"),),
+        tests=("tests/bookie_aio/server/test_server_space.py", "-k", "hears_that_it_has_left"),
+    ),
+    Mutant(
+        553, "a bookie that has left obeys the order that a second drain gives",
+        (Edit("bookie_aio.server.registration:StandingOrder._read",
+              "if await self._has_left()", "if order is None and await self._has_left()"),),
+        tests=("tests/bookie_aio/server/test_server_space.py", "-k", "hears_that_it_has_left"),
+    ),
+    Mutant(
+        554, "a drain overlooks a bookie that has just registered",
+        (Edit("client_aio.autorecovery.drain:Drain._is_registered",
+              "await self._store.sync(available_key(self._bookie_id))", "pass"),),
+        tests=("tests/integration/test_lifecycle.py", "-k", "just_registered"),
+    ),
+    Mutant(
         536, "a worker counts those who read beside it once for each ledger",
         (Edit(f"{_WORKER}._look_around", "await self._set_rate()", "pass"),),
         tests=("tests/integration/test_worker_bounds.py", "-k", "share_the_rate"),
