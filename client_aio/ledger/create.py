@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from bookie_aio.wire.messages import VERSION_IS_FREE, Done, IsFree
+from client_aio.bookies.connection import BookieConnection
 from client_aio.bookies.ensemble_finder import Sizes
 from client_aio.core.digest import check_choice
 from client_aio.ledger.writer import LedgerWriter
@@ -31,7 +32,6 @@ from metadata.model.ledger import DIGESTS, LedgerMetadata, check_custom, check_q
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from client_aio.bookies.connection import BookieConnection
     from client_aio.context import ClientContext
     from client_aio.core.digest import Digest
     from metadata.model.ledger import UnboundedRecord
@@ -109,7 +109,7 @@ async def create_metadata(
 
     A metadata store that was set back to an older copy gives ids out twice. A bookie that holds or has
     dropped the former ledger says so, and another id is drawn. The bookies are asked while the metadata are
-    written.
+    written. One that is down is not asked.
 
     Returns:
         The metadata and their version; the ledger's digest; the connections to its bookies, with an error for
@@ -125,7 +125,12 @@ async def create_metadata(
         metadata, proof, connections = await _new_metadata(
             context, settings, id_min=id_min, unbounded=unbounded
         )
-        asking = asyncio.ensure_future(_refusal(context, metadata, connections.values()))
+        # A bookie without a registration gets no adds yet. It may be there all the same, and know the id.
+        asked = (
+            found if isinstance(found, BookieConnection) else context.pool.peek(name)
+            for name, found in connections.items()
+        )
+        asking = asyncio.ensure_future(_refusal(context, metadata, filter(None, asked)))
         try:
             version = await context.ledgers.create_ledger(metadata, token=context.draw_token())
             refused = await asking
@@ -144,9 +149,7 @@ async def create_metadata(
 
 
 async def _refusal(
-    context: ClientContext,
-    metadata: LedgerMetadata,
-    connections: Iterable[BookieConnection | BookKeeperError],
+    context: ClientContext, metadata: LedgerMetadata, connections: Iterable[BookieConnection]
 ) -> LedgerIdTakenError | None:
     """Ask the bookies of a new ledger whether its id is free; return the first refusal.
 
@@ -170,11 +173,7 @@ async def _refusal(
                 logger.debug("ledger=%d bookie=%s was not asked: %s", ledger_id, connection.bookie_id, error)
             return None
 
-    asked = [
-        asyncio.ensure_future(ask(each))
-        for each in connections
-        if not isinstance(each, BookKeeperError) and each.version >= VERSION_IS_FREE
-    ]
+    asked = [asyncio.ensure_future(ask(each)) for each in connections if each.version >= VERSION_IS_FREE]
     spare, waiting = metadata.write_quorum - metadata.ack_quorum, set(asked)
     try:
         while waiting:

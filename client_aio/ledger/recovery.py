@@ -37,11 +37,11 @@ from client_aio.ledger.entry_reader import EntryReader
 from client_aio.ledger.futures import fenced_by_term
 from client_aio.ledger.metadata_update import VersionedLedgerMetadata
 from client_aio.ledger.recovery_scope import (
+    FragmentLists,
     RecoveryScope,
     ask_lac,
-    first_displaced,
-    first_short,
     list_last_fragment,
+    open_classes,
     recovery_scope,
 )
 from client_aio.ledger.replication import Replication
@@ -60,10 +60,9 @@ from metadata.ids import NO_ENTRY
 from metadata.model.ledger import Fragment, LedgerMetadata, LedgerState, with_ensemble
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from bookie_aio.wire.blocks import Block, LacStatement
-    from bookie_aio.wire.listing import Row
     from client_aio.context import ClientContext
     from client_aio.core.add_window import AddGroup
     from client_aio.core.digest import Digest
@@ -236,6 +235,7 @@ class _Reach:
         self._tally = FenceTally(*scope.sizes, metadata.last_fragment.first_entry)
         self._highest = NO_ENTRY
         self._is_displaced = False  # a bookie that is not named may hold entries of the last fragment
+        self._listing: set[int] = set()  # seats that would list all that they have
         self._silent = 0
         self._errors: dict[str, BookKeeperError] = {}
         self._lossy: dict[str, str] = {}
@@ -246,9 +246,17 @@ class _Reach:
     @property
     def _first(self) -> int:
         """Return the first entry that a recovery would look for, or one before it."""
-        if self._is_displaced:
+        if self._may_be_short:
             return self._metadata.last_fragment.first_entry
         return _acknowledged(self._metadata, self._tally) + 1
+
+    @property
+    def _may_be_short(self) -> bool:
+        """Return whether acknowledged entries may have to be written back, as `FragmentLists` says."""
+        scope = self._scope
+        return self._is_displaced or (
+            scope.is_wide and bool(open_classes(self._metadata, len(scope.bookies), self._listing))
+        )
 
     @property
     def _missing(self) -> int:
@@ -311,6 +319,8 @@ class _Reach:
             self._tally.answer(seat, lac, lafr, is_damaged=answer.is_damaged)
             if answer.is_damaged:
                 self._lossy[bookie_id] = "it lost data of the ledger"
+            else:
+                self._listing.add(seat)
             self._highest = max(self._highest, answer.last_entry, self._tally.lac)
             if seat >= len(self._ensemble) and answer.last_entry >= self._metadata.last_fragment.first_entry:
                 self._is_displaced = True
@@ -363,7 +373,7 @@ class _Reach:
 
         Without it there is nothing to write back. Where enough bookies deny it, the ledger may end before it.
         """
-        if self._is_displaced:
+        if self._may_be_short:
             return True
         config, wanted = self._context.config, class_ranges(self._metadata, entry_id, entry_id)[0]
         missing = {self._ensemble[seat] for seat in indexes_of(self._missing)}
@@ -444,11 +454,7 @@ class Recovery:
         self._ensemble = metadata.last_fragment.bookies
         self._scope = RecoveryScope.of(metadata)
         self._unfenced: set[str] = set(self._ensemble)  # have not answered to a fence
-        # In a wide scope: the bookies whose lists are whole, the first entry that one of them lists though it
-        # should not have it, and what the bookies of the last fragment list, by their seats.
-        self._listed: FenceTally
-        self._displaced: int | None = None
-        self._rows: dict[int, list[Row]] = {}
+        self._lists: FragmentLists  # in a wide scope
         self._has_seats = False
         self.fragments = metadata.fragments
         self._is_whole = metadata.guaranteed_write_quorum and not at_ack_quorum
@@ -473,6 +479,10 @@ class Recovery:
         recoveries, outcome = self._context.counters.recoveries, "failed"
         try:
             self._scope = await recovery_scope(self._context, self.metadata)
+            _, write_quorum, ack_quorum = self._sizes
+            self._lists = FragmentLists(
+                self.metadata, self._scope, write_quorum if self._is_whole else ack_quorum
+            )
             tally = await self._fence()
             logger.info("ledger=%d fenced, last add confirmed is %d", self.metadata.ledger_id, tally.lac)
             # Rule 11: with guaranteed write quorum, entries that only a part of the write set has are written
@@ -480,7 +490,7 @@ class Recovery:
             before = self._before(tally)
             replication = self._start_writing(before, tally, await self._length_at(before))
             last_entry = await self._search(replication, before + 1, tally.lac)
-            await self._finish_writing(replication)
+            await self._written_until(replication, lambda: replication.window.is_idle)
             outcome = "completed"
         finally:
             recoveries[outcome] += 1
@@ -501,15 +511,16 @@ class Recovery:
         """Fence every write set (rule 12b). Each bookie is asked as soon as it is connected."""
         last, asked = self.metadata.last_fragment, self._scope.bookies
         tally = FenceTally(*self._scope.sizes, last.first_entry)
-        self._listed = FenceTally(*self._scope.sizes, last.first_entry)
         tasks = {
             asyncio.create_task(self._fence_one(seat, bookie_id)): seat
             for seat, bookie_id in enumerate(asked)
         }
         waiting, errors = set(tasks), dict[str, BookKeeperError]()
         try:
-            while waiting and self._needs_more(tally, [tasks[one] for one in waiting]):
-                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            while waiting and (patience_s := self._patience_s(tally, map(tasks.__getitem__, waiting))) != 0.0:
+                done, waiting = await awake_wait(waiting, patience_s)
+                if not done:
+                    break
                 for task in done:
                     seat = tasks[task]
                     error = task.exception()
@@ -544,39 +555,23 @@ class Recovery:
         """List what a bookie has of the last fragment. It is fenced: only recoveries add entries by now."""
         connection = await self._context.pool.get(bookie_id)
         rows, is_damaged = await list_last_fragment(self._context, self.metadata, connection)
-        if not is_damaged:
-            self._listed.answer(seat, None)
-        if seat < len(self._ensemble):
-            self._rows[seat] = rows
-        entry_id = first_displaced(self.metadata, seat, rows)
-        if entry_id is not None and (self._displaced is None or entry_id < self._displaced):
-            self._displaced = entry_id
+        self._lists.note(seat, rows, is_damaged=is_damaged)
 
-    def _needs_more(self, tally: FenceTally, waiting: Iterable[int]) -> bool:
-        """Return whether the fence waits for the answers of further seats.
+    def _patience_s(self, tally: FenceTally, waiting: Iterable[int]) -> float | None:
+        """Return how long the fence waits for the answers of further seats; None for as long as they take.
 
-        In a wide scope it waits for the bookies named where their lists may show that fewer entries are to be
-        written back.
+        In a wide scope it waits for lists that may show that fewer entries are to be written back.
         """
         if not tally.is_covered:
-            return True
-        may_help = self._scope.is_wide and any(seat < len(self._ensemble) for seat in waiting)
-        return may_help and self._before(tally) < _acknowledged(self.metadata, tally)
+            return None
+        if not self._scope.is_wide or not self._lists.may_rise(_acknowledged(self.metadata, tally)):
+            return 0.0
+        return None if any(seat < len(self._ensemble) for seat in waiting) else GRACE_S
 
     def _before(self, tally: FenceTally) -> int:
-        """Return the entry behind which the search begins, and what it finds is written back.
-
-        In a wide scope the bookies named may lack entries that are acknowledged. The lists say where these
-        begin: others hold them, or fewer than the quorum of those named do. Where too few bookies could list
-        theirs, it may be at the fragment's beginning.
-        """
-        before = _acknowledged(self.metadata, tally)
-        if not self._scope.is_wide:
-            return before
-        if not self._listed.is_covered:
-            return self.metadata.last_fragment.first_entry - 1
-        short = first_short(self.metadata, self._rows, before)
-        return min([before, *(one - 1 for one in (self._displaced, short) if one is not None)])
+        """Return the entry behind which the search begins, and what it finds is written back."""
+        acknowledged = _acknowledged(self.metadata, tally)
+        return self._lists.before(acknowledged) if self._scope.is_wide else acknowledged
 
     async def _length_at(self, lac: int) -> int:
         """Return the ledger's payload bytes up to an entry, which contains that length.
@@ -585,6 +580,10 @@ class Recovery:
         """
         if lac < self.metadata.last_fragment.first_entry:
             return self.metadata.length_before
+        wanted = class_ranges(self.metadata, lac, lac)[0]
+        holders = self._lists.holders_behind(lac) if self._scope.is_wide else ()
+        if holders:
+            wanted = class_ranges(self.metadata, lac + 1, lac + 1)[0]._replace(bookies=holders, former=())
         reader = EntryReader(
             self._context,
             lambda: self.metadata,
@@ -594,25 +593,30 @@ class Recovery:
             asked_last=self._unfenced,
         )
         try:
-            blocks = await reader.blocks(class_ranges(self.metadata, lac, lac)[0])
+            blocks = await reader.blocks(wanted)
         except BookKeeperError as error:
             raise LedgerRecoveryError(
-                f"ledger {self.metadata.ledger_id}: its last confirmed entry {lac} cannot be read: {error}",
+                f"ledger {self.metadata.ledger_id}: its entry {wanted.first} cannot be read: {error}",
                 ledger_id=self.metadata.ledger_id,
-                entry_id=lac,
+                entry_id=wanted.first,
             ) from error
-        return int(blocks[0].running[0])
+        return int(blocks[0].running[0]) - (int(blocks[0].lengths[0]) if holders else 0)
 
     # --- (c) recovery reads ---
 
     async def _search(self, replication: Replication[None], first_entry: int, lac: int) -> int:
         search = EntrySearch(*self._scope.sizes, first_entry, lac=lac)
+
+        def has_room() -> bool:
+            return replication.window.bytes_held <= self._config.max_in_flight_bytes
+
         while True:
             if self._failure is not None:
                 raise self._failure
             match search.step():
                 case Found(_, payload):
                     await self._seat(replication)
+                    await self._written_until(replication, has_room)
                     self._write_back(replication, payload)
                 case End(last_entry):
                     return last_entry
@@ -710,8 +714,8 @@ class Recovery:
         replication.replicator.schedule_flush()
         replication.replace_failed()
 
-    async def _finish_writing(self, replication: Replication[None]) -> None:
-        while not replication.window.is_idle and self._failure is None:
+    async def _written_until(self, replication: Replication[None], is_enough: Callable[[], bool]) -> None:
+        while not is_enough() and self._failure is None:
             replication.replace_failed()
             self._written.clear()
             await self._written.wait()

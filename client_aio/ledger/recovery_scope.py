@@ -13,15 +13,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from bookie_aio.wire.listing import listed
 from bookie_aio.wire.messages import ReadLacAnswer
 from client_aio.bookies.connection import list_entries
 from client_aio.core.quorum import write_set
+from client_aio.core.recovery import FenceTally
 from metadata.access.bookies import SetBacks, registered_bookies, unanswered_below
 from metadata.ids import ENTRY_ID_MAX, KEY_AVAILABLE, KEY_SET_BACKS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable
 
     from bookie_aio.wire.listing import Row
     from bookie_aio.wire.messages import ReadLac
@@ -123,28 +123,127 @@ def first_displaced(metadata: LedgerMetadata, seat: int, rows: Iterable[Row]) ->
     return min(displaced, default=None)
 
 
-def first_short(metadata: LedgerMetadata, rows: Mapping[int, Iterable[Row]], last_entry: int) -> int | None:
-    """Return an entry of the last fragment before which all have their quorum at the bookies named; or None.
+def open_classes(metadata: LedgerMetadata, bookies: int, listed: Collection[int]) -> list[int]:
+    """Return the first entry of each class of which a bookie outside its write set may hold entries.
 
-    The quorum is Qa, and Qw with guaranteed write quorum. In a store that was set back, entries may have been
-    acknowledged by bookies that it does not name. None: all entries up to `last_entry` have it.
+    An acknowledged entry of any other class has its quorum in its write set, or is listed outside of that.
 
     Args:
         metadata: the ledger's.
-        rows: what bookies of the last fragment list, by their indexes in it. Others count as holding nothing.
-        last_entry: only entries up to this one are looked at.
+        bookies: how many there are in the wide scope.
+        listed: the indexes of those that listed all that they have.
     """
-    fragment, size = metadata.last_fragment, metadata.ensemble_size
-    quorum = metadata.write_quorum if metadata.guaranteed_write_quorum else metadata.ack_quorum
-    first_entry, short = fragment.first_entry, list[int]()
-    for first in range(first_entry, min(first_entry + size, last_entry + 1)):
-        wanted = range(first, last_entry + 1, size)
-        # How many of these entries each bookie has without a gap.
-        whole = [0] * metadata.write_quorum
-        for n, seat in enumerate(write_set(first % size, size, metadata.write_quorum)):
-            if seat in rows:
-                gap = listed(wanted, rows[seat], fragment.content_term).find(0)
-                whole[n] = len(wanted) if gap < 0 else gap
-        proven = sorted(whole, reverse=True)[quorum - 1]
-        short += wanted[proven : proven + 1]
-    return min(short, default=None)
+    first_entry, size = metadata.last_fragment.first_entry, metadata.ensemble_size
+    silent = set(range(bookies)).difference(listed)
+    return [
+        first
+        for first in range(first_entry, first_entry + size)
+        if silent.difference(write_set(first % size, size, metadata.write_quorum))
+    ]
+
+
+def first_missing(wanted: range, rows: Iterable[Row], content_term: int) -> int:
+    """Return the first of these entries that is not listed, or the one behind the last of them.
+
+    At the cost of the rows, and not of the entries. Where two rows have the entries in turn, it may return an
+    earlier one.
+
+    Args:
+        wanted: ascends.
+        rows: ascend by first entry.
+    """
+    entry_id, step = wanted.start, wanted.step
+    for row in rows:
+        ids = row.entry_ids
+        if row.content_term < content_term or entry_id not in ids:
+            continue
+        if step % row.stride:
+            entry_id += step
+        else:
+            entry_id += ((ids[-1] - entry_id) // step + 1) * step
+    return min(entry_id, wanted.start + len(wanted) * step)
+
+
+class FragmentLists:
+    """What the bookies of a wide scope list of the last fragment, and where the search for the end begins.
+
+    In a store that was set back, acknowledged entries may be on bookies that it does not name. So they are
+    written back:
+
+    - from the first entry on that a bookie lists outside of its write set;
+    - from the first one on that fewer than the quorum list in its write set, where a bookie that has listed
+      nothing yet may have the others. The quorum is Qa, and Qw with guaranteed write quorum.
+
+    Trimmed entries are not written back. Nobody lists these.
+    """
+
+    def __init__(self, metadata: LedgerMetadata, scope: RecoveryScope, quorum: int) -> None:
+        self._metadata = metadata
+        self._bookies = scope.bookies
+        self._quorum = quorum
+        self._tally = FenceTally(*scope.sizes, metadata.last_fragment.first_entry)
+        self._rows: dict[int, list[Row]] = {}  # of bookies that lost nothing
+        self._displaced: int | None = None
+        self._first_kept: int | None = None
+
+    def note(self, seat: int, rows: list[Row], *, is_damaged: bool) -> None:
+        """Note what a bookie lists. One that lost data may have had more."""
+        fragment = self._metadata.last_fragment
+        if not is_damaged:
+            self._tally.answer(seat, None)
+            self._rows[seat] = rows
+        entry_id = first_displaced(self._metadata, seat, rows)
+        if entry_id is not None and (self._displaced is None or entry_id < self._displaced):
+            self._displaced = entry_id
+        for row in rows:
+            skipped = max(0, -(-(fragment.first_entry - row.first) // row.stride))
+            if row.content_term >= fragment.content_term and skipped < row.entries:
+                kept = row.entry_ids[skipped]
+                self._first_kept = kept if self._first_kept is None else min(kept, self._first_kept)
+
+    def before(self, acknowledged: int) -> int:
+        """Return the entry behind which the search begins.
+
+        Args:
+            acknowledged: the last entry that is known to be acknowledged. The search begins there or before.
+        """
+        if not self._tally.is_covered:
+            return self._metadata.last_fragment.first_entry - 1
+        short = self._first_short(acknowledged)
+        return min([acknowledged, *(one - 1 for one in (self._displaced, short) if one is not None)])
+
+    def may_rise(self, acknowledged: int) -> bool:
+        """Return whether the search may begin later, once further bookies have listed what they have."""
+        before = self.before(acknowledged)
+        is_displaced = (
+            self._tally.is_covered and self._displaced is not None and before == self._displaced - 1
+        )
+        return before < acknowledged and not is_displaced
+
+    def holders_behind(self, before: int) -> tuple[str, ...]:
+        """Return who lists the entry behind `before`, if this one is trimmed; nobody if it is not."""
+        first_kept = before + 1
+        if self._first_kept != first_kept or self._metadata.last_fragment.first_entry == first_kept:
+            return ()
+        return tuple(
+            self._bookies[seat]
+            for seat, rows in self._rows.items()
+            if any(first_kept in row.entry_ids for row in rows)
+        )
+
+    def _first_short(self, last_entry: int) -> int | None:
+        metadata, size, short = self._metadata, self._metadata.ensemble_size, list[int]()
+        if self._first_kept is None:
+            return None  # Whatever was acknowledged is trimmed.
+        for first in open_classes(metadata, len(self._bookies), self._rows):
+            skipped = max(0, -(-(self._first_kept - first) // size))
+            wanted = range(first + skipped * size, last_entry + 1, size)
+            if wanted:
+                # How far each bookie has these entries without a gap.
+                ends = [
+                    first_missing(wanted, self._rows.get(seat, ()), metadata.last_fragment.content_term)
+                    for seat in write_set(first % size, size, metadata.write_quorum)
+                ]
+                end = sorted(ends, reverse=True)[self._quorum - 1]
+                short += [end] if end in wanted else []
+        return min(short, default=None)

@@ -14,7 +14,8 @@ block, and has not used it yet. Below the floor the second is ruled out, by this
    draws another id. So nobody ever uses that ledger.
 
 A read after the creation sees the raise without a sync: a client's reads never go back behind its own writes.
-An older copy of the store has an older floor. Ids below that one were gone at that time already.
+An older copy of the store has an older floor. Ids below that one were gone at that time already. Those that
+have gone or were given out since are below the `raised_to` of the set-back's event, which counts as a floor.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from metadata.access.bookies import SetBacks, not_free_below
 from metadata.errors import (
     BookKeeperError,
     KeyExistsError,
@@ -125,7 +127,7 @@ class LedgerStore:
             version = await self.store.create(ledger_key(ledger_id), metadata.to_json(), token=token)
         # After the creation: see the id floor.
         floor, _ = await self._read_floor()
-        if ledger_id < floor:
+        if ledger_id < max(floor, not_free_below((await SetBacks.read(self.store)).events)):
             self._ids = iter(())
             with suppress(NoSuchLedgerError, VersionConflictError):
                 await self.delete(ledger_id, version)

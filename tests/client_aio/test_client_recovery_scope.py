@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from bookie_aio.wire.listing import Row
+from bookie_aio.wire.listing import Row, listed
+from client_aio.core.quorum import write_set
 from client_aio.ledger.recovery_scope import (
+    FragmentLists,
     RecoveryScope,
     first_displaced,
-    first_short,
+    first_missing,
     recovery_scope,
 )
 from metadata.access.bookies import SetBack, SetBacks
@@ -61,33 +64,105 @@ def test_an_entry_is_out_of_place_at_a_bookie_outside_of_its_write_set(
     assert first_displaced(ledger(), seat, rows) == first
 
 
-ALL = [Row(0, 0, 20, 1)]
+ALL, NONE = range(20), range(0)
+OTHERS = ("b5", "b6")
+
+
+def lists(held: dict[int, range | list[int]], quorum: int = 2) -> FragmentLists:
+    """Return what bookies list that hold these entries, as far as the metadata let them.
+
+    Those of the seats 4 and 5 are not named.
+    """
+    found = FragmentLists(ledger(), RecoveryScope.of(ledger(), OTHERS), quorum)
+    for seat, ids in held.items():
+        own = [one for one in ids if seat >= 4 or seat in write_set(one % 4, 4, 3)]
+        found.note(seat, [Row(one, 0, 1, 1) for one in own], is_damaged=False)
+    return found
 
 
 @pytest.mark.parametrize(
-    ("rows", "last", "first"),
+    ("held", "acknowledged", "before"),
     [
-        ({}, 3, None),  # before the fragment
-        ({}, 9, 4),
-        (dict.fromkeys(range(4), ALL), 19, None),
-        (dict.fromkeys(range(4), ALL), 20, 20),
-        ({0: ALL, 1: ALL, 2: ALL}, 19, None),  # each write set has two of them
-        ({0: ALL, 1: ALL}, 19, 5),  # the entries 5, 9, … go to the seats 1, 2 and 3
-        ({0: ALL, 1: ALL, 2: [Row(0, 0, 9, 1), Row(10, 0, 9, 1)]}, 19, 9),
-        ({0: ALL, 1: ALL, 2: [Row(5, 0, 2, 4), Row(6, 0, 9, 4)]}, 19, 13),
-        ({0: ALL, 1: ALL, 2: [Row(5, 1, 9, 4), Row(6, 0, 9, 4)]}, 19, None),
+        ({0: ALL, 1: ALL, 2: ALL, 3: ALL, 4: NONE}, 3, 3),  # before the fragment
+        ({0: ALL, 1: ALL, 2: ALL, 3: ALL, 4: NONE}, 19, 19),
+        ({0: ALL, 1: ALL, 2: ALL, 3: ALL, 4: NONE}, 20, 19),  # seat 5 may have it
+        ({0: ALL, 1: ALL, 2: ALL, 3: NONE, 4: NONE, 5: NONE}, 19, 19),
+        # Seat 5 may have what the others lack.
+        ({0: ALL, 1: ALL, 2: ALL, 3: NONE, 4: NONE}, 19, 19),  # each write set has two that list all
+        ({0: ALL, 1: ALL, 2: NONE, 3: NONE, 4: NONE}, 19, 4),  # the entries 5, 9, … go to the seats 1, 2, 3
+        ({0: ALL, 1: ALL, 2: [*range(9), *range(10, 20)], 3: NONE, 4: NONE}, 19, 8),
+        ({0: ALL, 1: ALL, 2: [5, 9, *range(6, 20, 4), 7, 11, 15, 19], 3: NONE, 4: NONE}, 19, 12),
+        # Every bookie has listed what it has: so those of the write set have it.
+        ({0: ALL, 1: ALL, 2: NONE, 3: NONE, 4: NONE, 5: NONE}, 19, 19),
+        # Seat 2 may have what goes to the seats 3, 0 and 1. Two of them have it.
+        ({0: ALL, 1: ALL, 3: NONE, 4: NONE, 5: NONE}, 19, 19),
+        ({0: ALL, 1: NONE, 3: NONE, 4: NONE, 5: NONE}, 19, 6),
+        ({0: ALL, 1: ALL, 2: NONE, 3: NONE, 4: [11], 5: NONE}, 19, 10),  # it is not named
+        ({0: ALL, 1: ALL, 2: ALL, 3: ALL, 4: [11]}, 19, 10),
+        ({0: ALL, 1: ALL, 2: ALL, 3: ALL}, 19, 3),  # too few have listed theirs
+        # Trimmed up to entry 9.
+        ({0: ALL[10:], 1: ALL[10:], 2: ALL[10:], 3: ALL[10:], 4: NONE}, 19, 19),
+        ({0: ALL[10:], 1: ALL[10:], 2: NONE, 3: NONE, 4: NONE}, 19, 9),
+        ({0: NONE, 1: NONE, 2: NONE, 3: NONE, 4: NONE}, 19, 19),
     ],
 )
-def test_an_entry_is_short_that_fewer_of_the_named_bookies_than_a_quorum_list(
-    rows: dict[int, list[Row]], last: int, first: int | None
+def test_what_fewer_of_the_named_bookies_than_a_quorum_have_is_written_back(
+    held: dict[int, range | list[int]], acknowledged: int, before: int
 ) -> None:
-    assert first_short(ledger(), rows, last) == first
+    assert lists(held).before(acknowledged) == before
 
 
 def test_with_guaranteed_write_quorum_all_of_a_write_set_have_to_list_an_entry() -> None:
-    metadata = replace(ledger(), guaranteed_write_quorum=True)
-    assert first_short(metadata, dict.fromkeys(range(4), ALL), 19) is None
-    assert first_short(metadata, {0: ALL, 1: ALL, 2: ALL}, 19) == 5
+    held = {0: ALL, 1: ALL, 2: ALL, 3: NONE, 4: NONE}
+    assert lists({**held, 5: NONE}, quorum=3).before(19) == 19  # nobody else can have it
+    assert lists(held, quorum=3).before(19) == 4
+    assert lists(held, quorum=2).before(19) == 19
+
+
+def test_a_list_of_a_bookie_that_lost_data_proves_only_what_is_in_it() -> None:
+    found = lists({0: ALL, 1: ALL, 2: NONE, 3: NONE, 4: NONE})
+    found.note(5, [], is_damaged=True)
+    assert found.before(19) == 4
+    found.note(5, [Row(4, 0, 1, 1)], is_damaged=True)
+    assert found.before(19) == 3
+
+
+def test_the_fence_waits_only_for_lists_that_may_help() -> None:
+    held = {0: ALL, 1: ALL, 2: NONE, 3: NONE, 4: NONE}
+    assert lists(held).may_rise(19)
+    assert not lists({**held, 5: NONE}).may_rise(19)
+    assert not lists({**held, 4: [5]}).may_rise(19)  # displaced from 5 on
+    assert lists({**held, 4: [6]}).may_rise(19)
+    assert lists({0: ALL}).may_rise(19)
+    assert not lists({0: ALL}).may_rise(3)
+
+
+def test_the_length_is_read_behind_an_entry_that_is_trimmed() -> None:
+    held = {0: ALL[10:], 1: ALL[11:], 2: NONE, 3: NONE, 4: [10]}
+    assert lists(held).before(19) == 9
+    assert lists(held).holders_behind(9) == ("b1", "b5")
+    assert lists(held).holders_behind(10) == ()
+    assert lists({4: [4]}).holders_behind(3) == ()  # the metadata have it
+
+
+@given(
+    st.lists(
+        st.builds(
+            Row, st.integers(0, 40), st.integers(0, 2), st.integers(1, 12), st.sampled_from([1, 2, 3, 5])
+        ),
+        max_size=6,
+    ),
+    st.integers(0, 40),
+    st.integers(1, 12),
+)
+def test_the_first_entry_that_is_missing_is_found_by_rows(rows: list[Row], first: int, count: int) -> None:
+    wanted = range(first, first + 5 * count, 5)
+    marks = listed(wanted, rows, 1)
+    exact = wanted.start + 5 * (marks.index(0) if 0 in marks else count)
+    found = first_missing(wanted, sorted(rows), 1)
+    assert found <= exact
+    if all(5 % row.stride == 0 for row in rows):
+        assert found == exact
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 import client_aio
+from bookie_aio.wire.messages import Op
+from metadata.ids import KEY_AVAILABLE
 from tests.support.cluster import Cluster
 from tests.support.links import Links
 
@@ -210,6 +212,25 @@ async def test_a_ledger_begins_without_a_bookie_that_is_down(
             assert reader.last_add_confirmed == 0
             assert await entries(other, ledger.ledger_id) == await entries(client, ledger.ledger_id)
             assert metadata.last_entry is not None
+
+
+async def test_a_bookie_that_is_not_registered_is_asked_whether_the_id_is_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a store that was set back its registration is gone for a moment, and it may have buried the id."""
+    async with Cluster(tmp_path) as cluster, Links(cluster.uri) as links, links.connect("writer") as client:
+        await (await client.create_ledger()).close()  # all three are connected
+        store = links.store("writer")
+        children, seen = store.children, links["writer", "b2"].requests.see(Op.IS_FREE)
+
+        async def others(key: str) -> list[str]:
+            return [name for name in await children(key) if (key, name) != (KEY_AVAILABLE, "b2")]
+
+        monkeypatch.setattr(store, "children", others)
+        await client._context.pool.directory.refresh()
+        async with client.create_ledger() as ledger:
+            assert ledger.failed_bookies == ["b2"]
+            await seen.reached()
 
 
 @pytest.mark.parametrize("shape", [(3, 3, 3), (3, 3, 2)])

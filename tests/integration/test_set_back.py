@@ -19,6 +19,7 @@ from bookie_aio.core.identity import SET_BACK_JUMP, AgeFile
 from bookie_aio.storage.segment import format as form
 from bookie_aio.storage.segment.format import AGE
 from bookie_aio.wire.messages import Info
+from client_aio import Position
 from metadata.access.bookies import available_bookies
 from metadata.backends.uri import open_store
 from metadata.errors import BookKeeperError, LedgerRecoveryError
@@ -393,6 +394,80 @@ async def test_a_recovery_by_older_metadata_ends_only_where_enough_bookies_answe
             await asyncio.gather(*(cluster[name].start() for name in set(cluster.bookies) - set(named)))
             reader = await client.open_ledger(writer.ledger_id, recover=True)
             assert reader.last_add_confirmed == 19
+
+
+@pytest.mark.parametrize(("size", "is_guaranteed"), [(2, False), (3, True)])
+async def test_a_recovery_by_older_metadata_writes_nothing_back_where_no_other_bookie_has_anything(
+    tmp_path: Path, size: int, is_guaranteed: bool
+) -> None:
+    """One of its bookies is away, and no other one takes adds: it could write nothing back."""
+    async with asyncio.timeout(4 * WAIT_S), Cluster(tmp_path, bookies=size + 1) as cluster:
+        async with client_aio.connect(cluster.uri, connect_timeout_s=2) as client:
+            sizes = {"ensemble_size": size, "write_quorum": size, "ack_quorum": 2}
+            writer = await client.create_ledger(**sizes, guaranteed_write_quorum=is_guaranteed)
+            await writer.add_entries([b"%d" % number for number in range(10)])
+            named = writer.metadata.last_fragment.bookies
+            (other,) = set(cluster.bookies).difference(named)
+
+            await cluster.heard(client, Position(writer.ledger_id, 9))  # an idle writer states it
+            await asyncio.to_thread(copy_running_metadata, tmp_path, "older")
+            await raised(cluster, named[0])
+            await cluster.end()
+            restore_metadata(tmp_path, "older")
+            await writer.abort()
+        await asyncio.gather(*(cluster[name].start() for name in cluster.bookies if name != named[0]))
+        await command(cluster, "bookie", "read-only", "on", other)
+        async with client_aio.connect(cluster.uri, connect_timeout_s=2) as client:
+            reader = await client.open_ledger(writer.ledger_id, recover=True)
+            assert reader.last_add_confirmed == 9
+            assert (await client.ledger_metadata(writer.ledger_id)).last_fragment.bookies == named
+
+
+@pytest.mark.parametrize("other", ["runs", "is away", "has taken a seat"])
+async def test_an_unbounded_ledger_that_was_trimmed_behind_the_copy_is_taken_over(
+    tmp_path: Path, other: str
+) -> None:
+    """By the copy its last fragment begins with entries that nobody has any more."""
+    cluster, named = Cluster(tmp_path, bookies=4), {"b1", "b2", "b3"}
+    for bookie in cluster.bookies.values():
+        bookie.arguments = ["--sweep-interval", "0.2"]
+    async with asyncio.timeout(4 * WAIT_S), cluster:
+        async with client_aio.connect(cluster.uri, connect_timeout_s=2) as client:
+            await cluster["b4"].end()
+            writer = await client.open_unbounded_ledger("changes")
+            assert {*writer.metadata.last_fragment.bookies} == named
+            await writer.add_entries([b"%d" % number for number in range(10)])
+            await writer.roll()
+            await writer.add_entries([b"%d" % number for number in range(10, 15)])
+            await asyncio.to_thread(copy_running_metadata, tmp_path, "older")
+            await writer.add_entries([b"%d" % number for number in range(15, 20)])
+            if other == "has taken a seat":
+                await cluster["b4"].start()
+                await cluster["b3"].end()
+            await writer.roll()
+            await writer.add_entries([b"%d" % number for number in range(20, 30)])
+            await writer.trim(20)
+            if other == "has taken a seat":
+                await cluster["b3"].start()
+
+            async def is_trimmed() -> bool:
+                return all("ledger trimmed" in cluster[each].log.read_text() for each in named)
+
+            await until(is_trimmed)
+            await raised(cluster, "b1")
+            await cluster.end()
+            restore_metadata(tmp_path, "older")
+            await writer.abort()
+        running = [name for name in cluster.bookies if name != "b4" or other != "is away"]
+        await asyncio.gather(*(cluster[name].start() for name in running))
+        async with client_aio.connect(cluster.uri, connect_timeout_s=2) as client:
+            async with client.open_unbounded_ledger("changes") as next_writer:
+                assert next_writer.last_add_confirmed == 29
+                assert await next_writer.add_entry(b"more") == 30
+                assert next_writer.length == 10 + 2 * 20 + 4
+            reader = await client.open_ledger(writer.ledger_id)
+            found = [bytes(each.data) async for each in reader.read(20, 30)]
+            assert found == [*(b"%d" % number for number in range(20, 30)), b"more"]
 
 
 async def test_a_loss_by_older_metadata_names_the_bookies_that_have_what_is_lost(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 import client_aio
 from bookie_aio.wire.messages import Op
 from client_aio import LedgerState
+from client_aio.ledger.recovery import Recovery
 from metadata.errors import MetadataUnavailableError
 from tests.support.cluster import Cluster
 from tests.support.links import Links, is_fence
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
     from pathlib import Path
 
+    from client_aio.ledger.replication import Replication
     from tests.support.links import Frame
 
 WAIT_S = 30
@@ -308,6 +310,26 @@ async def leave_unconfirmed(on: Scene, count: int) -> int:
     await asyncio.gather(*[ledger.add_entry(data) for data in numbered(count)])
     await ledger.abort()
     return ledger.ledger_id
+
+
+async def test_a_recovery_holds_no_more_than_a_writer_may(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it writes back may be a whole fragment, and reading is faster than writing."""
+    limit, held, write_back = 50_000, list[int](), Recovery._write_back
+
+    def noted(recovery: Recovery, replication: Replication[None], payload: bytes) -> None:
+        write_back(recovery, replication, payload)
+        held.append(replication.window.bytes_held)
+
+    monkeypatch.setattr(Recovery, "_write_back", noted)
+    async with scene(tmp_path) as on:
+        ledger_id = await leave_unconfirmed(on, 2000)
+        async with on.links.connect("last", max_in_flight_bytes=limit) as last:
+            assert await asyncio.wait_for(_open(last, ledger_id), WAIT_S) == 1999
+        assert len(held) == 2000
+        assert 0 < max(held) <= limit + 1000
+        assert await on.recover(ledger_id) == numbered(2000)
 
 
 @pytest.mark.parametrize("step", STEPS)

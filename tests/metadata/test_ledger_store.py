@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from metadata.access.bookies import SetBack, SetBacks
 from metadata.access.ledgers import LedgerStore
 from metadata.errors import (
     LedgerExistsError,
@@ -156,6 +157,17 @@ async def test_no_ledger_is_created_below_the_floor(backend: Backend) -> None:
     await ledgers.create_ledger(ledger(drawn))
     await other.create_ledger(ledger(later))
     assert [each async for each in other.ledger_ids(sync=True)] == [first, later, drawn]
+
+
+async def test_no_ledger_is_created_below_the_event_of_a_set_back(store: MetadataStore) -> None:
+    """The id may have been given out, or be gone, since the copy; the floor is that of the copy."""
+    ledgers = LedgerStore(store)
+    drawn = await ledgers.allocate_id()
+    await SetBacks().replace(store, [SetBack("token", "b1", 1, drawn + 1, [], {})])
+    with pytest.raises(LedgerExistsError, match="no ledger is created under the id"):
+        await ledgers.create_ledger(ledger(drawn))
+    assert [each async for each in ledgers.ledger_ids(sync=True)] == []
+    await ledgers.create_ledger(ledger(drawn + 1))
 
 
 async def test_a_ledger_that_a_raise_of_the_floor_overtakes_is_taken_back(store: MetadataStore) -> None:

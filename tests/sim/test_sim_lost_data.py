@@ -44,6 +44,7 @@ SEEDS = [
     ("set-back-under-writers", 1054068),
     ("set-back-under-writers", 1066468),
     ("set-back-under-writers", 1067908),
+    ("set-back-under-writers", 1101348),
     ("set-back-metadata", 1069507),
     ("set-back-both", 0),
     ("set-back-both", 3),

@@ -185,8 +185,7 @@ MUTANTS = [
     Mutant(
         82, "a recovery waits until every bookie is fenced or has failed",
         (Edit("client_aio.ledger.recovery:Recovery._fence",
-              "while waiting and self._needs_more(tally, [tasks[one] for one in waiting]):",
-              "while waiting:"),),
+              "self._patience_s(tally, map(tasks.__getitem__, waiting))", "None"),),
         ("hung-minority",),
     ),
     Mutant(

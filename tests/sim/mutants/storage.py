@@ -174,7 +174,8 @@ MUTANTS = [
     ),
     Mutant(
         97, "a ledger is created below the id floor",
-        (Edit("metadata.access.ledgers:LedgerStore.create_ledger", "if ledger_id < floor:", "if False:"),),
+        (Edit("metadata.access.ledgers:LedgerStore.create_ledger",
+              "if ledger_id < max(floor,", "if -1 > max(floor,"),),
         ("recycling", "deletions", "chaos"),
         note="an id that a client drew in a block counts as gone where no ledger has it",
     ),
