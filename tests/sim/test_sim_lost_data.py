@@ -45,6 +45,8 @@ SEEDS = [
     ("set-back-under-writers", 1066468),
     ("set-back-under-writers", 1067908),
     ("set-back-under-writers", 1101348),
+    ("set-back-under-writers", 2000096),
+    ("set-back-under-writers", 2000243),
     ("set-back-metadata", 1069507),
     ("set-back-both", 0),
     ("set-back-both", 3),

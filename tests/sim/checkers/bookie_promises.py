@@ -16,7 +16,8 @@ bounded ones, those of logs, and unbounded ones. `tests.sim.cluster.wiretap` rep
 - LiftedIsFenced: from then on it takes no ordinary add to a ledger that is CLOSED.
 - LiftsHold: a mark that was lifted does not count again; a later mark has a higher number.
 - OnlyTheDeletedIsDropped: no bookie says that a ledger is deleted while its metadata are there (rule 15). A
-  ledger that was created below the id floor is exempt: its creator died, or its request was late.
+  ledger that was created below the id floor is exempt: its creator died, or its request was late. The end of
+  what the event of a set-back covers counts as a floor.
 - FloorHolds: nobody adds to a ledger that was created below the id floor.
 - OpenLedgersAreNotFenced: no bookie refuses a term as too low while the ledger's metadata say OPEN.
 - LacIsAcknowledged: no bookie states a LAC of a bounded ledger that is not acknowledged.
@@ -27,7 +28,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, NamedTuple
 
-from metadata.ids import KEY_ID_FLOOR, KEY_LEDGERS, ledger_id_of
+from metadata.ids import KEY_ID_FLOOR, KEY_LEDGERS, KEY_SET_BACKS, ledger_id_of
 from metadata.model.ledger import LedgerState
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
     from metadata.store import Version
     from tests.sim.checkers.invariants import History, LedgerRecord
+    from tests.sim.cluster.metadata import TreeCopy
 
 
 class Answered(NamedTuple):
@@ -57,7 +59,7 @@ class Words:
         self._damaged: dict[tuple[str, int], int] = {}  # bookie, ledger → event number
         self._lifted: dict[tuple[str, int], tuple[int, int]] = {}  # bookie, ledger → mark, event number
         self.lifts = 0
-        self._floor = 0
+        self._floor = self._raised_to = 0
         self._created: set[int] = set()
         self._late: set[int] = set()  # ledgers that were created below the floor
         self._deleted: dict[tuple[str, int], float] = {}  # bookie, ledger → since when it says so
@@ -71,16 +73,20 @@ class Words:
             return
         if key == KEY_ID_FLOOR:
             self._floor = max(self._floor, json.loads(value)["floor"])
+        elif key == KEY_SET_BACKS:
+            self._raised_to = _raised_to(value)
         elif key.startswith(f"{KEY_LEDGERS}/"):
             ledger_id = ledger_id_of(key)
-            if ledger_id not in self._created and ledger_id < self._floor:
+            if ledger_id not in self._created and ledger_id < max(self._floor, self._raised_to):
                 self._late.add(ledger_id)
                 self._history.ignore(ledger_id)
             self._created.add(ledger_id)
 
-    def floor_set_back(self, value: bytes | None) -> None:
-        """Note the floor of a copy of the metadata that was put in their place; None: it has none."""
-        self._floor = json.loads(value)["floor"] if value is not None else 0
+    def set_back(self, copy: TreeCopy) -> None:
+        """Note that a copy of the metadata was put in their place."""
+        floor, events = copy.value(KEY_ID_FLOOR), copy.value(KEY_SET_BACKS)
+        self._floor = 0 if floor is None else json.loads(floor)["floor"]
+        self._raised_to = 0 if events is None else _raised_to(events)
 
     def is_late(self, ledger_id: int) -> bool:
         """Return whether the ledger was created below the id floor."""
@@ -307,3 +313,7 @@ class Words:
 def _is_trimmed(record: LedgerRecord, entry_id: int) -> bool:
     metadata = record.metadata
     return metadata is not None and metadata.is_unbounded and entry_id < metadata.first_entry
+
+
+def _raised_to(events: bytes) -> int:
+    return max((event["raised_to"] for event in json.loads(events)["events"]), default=0)

@@ -2,7 +2,7 @@
 
 Owns the kinds `metadata_set_back` and `both_set_back`, and their consequences for the history.
 
-- A copy is taken, and put back after `lasts`. The id floor is that of the copy.
+- A copy is taken, and put back after `lasts`. The id floor and the events are those of the copy.
 - The bookies are started again. They go on where `amount` is above that of the kind. Of `both_set_back` one
   bookie's directories are copied at the same moment as the metadata, and are put back with them.
 - All sessions end. Where the bookies go on and the seed is even, they live on, and what they registered is
@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from metadata.ids import KEY_ID_FLOOR, ledger_key
+from metadata.ids import ledger_key
 from metadata.model.ledger import LedgerMetadata
 from tests.sim.checkers import older_metadata
 from tests.sim.faults.files import image_of, put_back
@@ -96,7 +96,7 @@ def _set_back(simulation: Simulation, fault: Fault, older: TreeCopy) -> None:
     goes_on_above = _GOES_ON_ABOVE_WITH_CLIENTS if clients_go_on else _GOES_ON_ABOVE
     are_restarted = fault.kind == both_set_back.__name__ or fault.amount <= goes_on_above
     tree.set_back(older, keeps_sessions=not are_restarted and simulation.plan.seed % 2 == 0)
-    history.words.floor_set_back(older.value(KEY_ID_FLOOR))
+    history.words.set_back(older)
     history.note("fault", fault.kind, f"the metadata are as they were at {fault.at:.3f} s")
     simulation.stats[fault.kind] += 1
     if are_restarted:
@@ -139,7 +139,7 @@ def _put_newest_back(simulation: Simulation, newest: TreeCopy, unheard_of: set[i
     """Put the newest metadata back: what was made on the older ones is gone."""
     history = simulation.history
     simulation.tree.set_back(newest)
-    history.words.floor_set_back(newest.value(KEY_ID_FLOOR))
+    history.words.set_back(newest)
     history.note("phase", "the newest metadata are back")
     for name in simulation.plan.bookies:
         simulation.stop_bookie(name, has_power=True, back_after=None)
