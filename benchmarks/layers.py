@@ -31,8 +31,9 @@ from bookie_aio.config import Limits
 from bookie_aio.metrics import RequestMetrics
 from bookie_aio.server.backpressure import Backpressure
 from bookie_aio.server.connection import Connection
-from bookie_aio.server.dispatcher import Dispatcher, LedgerAuthoriser, PasswordLedgers
+from bookie_aio.server.dispatcher import Dispatcher, LedgerAuthoriser
 from bookie_aio.server.given_ids import GivenIds
+from bookie_aio.server.password_ledgers import PasswordLedgers
 from bookie_aio.server.registration import StandingOrder
 from bookie_aio.storage.config import StorageConfig
 from bookie_aio.storage.disk.disk import RealDisk

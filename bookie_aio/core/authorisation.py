@@ -41,6 +41,7 @@ import enum
 import hashlib
 import hmac
 from bisect import bisect_right
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from bookie_aio.wire.messages import NO_TERM, Add, AddFlag, Delete, Force, Read, ReadLac, WriteLac
@@ -115,25 +116,31 @@ class Repairable(NamedTuple):
     end: int
     """The id behind the last entry that it may store. It never falls."""
     fragments: tuple[tuple[int, int], ...]
-    """First entry and content term of the fragments that are known, ascending: those in the head."""
+    """First entry and content term of the fragments in the head of the metadata, ascending."""
     pages: tuple[PageRef, ...] = ()
     """The pages with the older fragments of an unbounded ledger, ascending."""
 
-    def pages_of(self, first_entry: int, last_entry: int) -> tuple[PageRef, ...]:
-        """Return the pages that list the fragments of these entries, ascending; none where the head does."""
-        if first_entry >= self.fragments[0][0]:
-            return ()
-        starts = [page.first for page in self.pages]
-        return self.pages[max(bisect_right(starts, first_entry) - 1, 0) : bisect_right(starts, last_entry)]
+    def parts(self, first_entry: int, last_entry: int) -> list[tuple[PageRef | None, range]]:
+        """Return which pages list the fragments of which of these entries; None stands for the head.
 
-    def names(self, first_entry: int, last_entry: int, content_term: int) -> bool:
-        """Return whether the metadata give all these entries this content term.
-
-        The fragments must include those in the pages of these entries (`pages_of`).
+        Ascending. Entries before the first fragment are trimmed, and go with the first part.
         """
-        starts = [first for first, _ in self.fragments]
-        first, last = bisect_right(starts, first_entry) - 1, bisect_right(starts, last_entry) - 1
-        return first >= 0 and all(term == content_term for _, term in self.fragments[first : last + 1])
+        pages: list[PageRef | None] = [*self.pages, None]
+        starts = [*(page.first for page in self.pages), self.fragments[0][0]]
+        begin, end = max(bisect_right(starts, first_entry) - 1, 0), max(bisect_right(starts, last_entry), 1)
+        cuts = [first_entry, *starts[begin + 1 : end], last_entry + 1]
+        return [(page, range(*cut)) for page, cut in zip(pages[begin:end], pairwise(cuts), strict=True)]
+
+
+def have_term(fragments: tuple[tuple[int, int], ...], entries: range, content_term: int) -> bool:
+    """Return whether fragments give all these entries this content term.
+
+    Args:
+        fragments: the first entry and the content term of each, ascending.
+    """
+    starts = [first for first, _ in fragments]
+    first, last = bisect_right(starts, entries[0]) - 1, bisect_right(starts, entries[-1]) - 1
+    return first >= 0 and all(term == content_term for _, term in fragments[first : last + 1])
 
 
 def repairable(metadata: LedgerMetadata) -> Repairable:

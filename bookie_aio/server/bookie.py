@@ -24,10 +24,11 @@ from bookie_aio.metrics import Figures, RequestMetrics
 from bookie_aio.server.age import BookieAge
 from bookie_aio.server.backpressure import Backpressure
 from bookie_aio.server.connection import DEAR, Connection
-from bookie_aio.server.dispatcher import Dispatcher, LedgerAuthoriser, PasswordLedgers
+from bookie_aio.server.dispatcher import Dispatcher, LedgerAuthoriser
 from bookie_aio.server.given_ids import GivenIds
 from bookie_aio.server.healing import Healing
 from bookie_aio.server.ledger_gc import LedgerGarbageCollector
+from bookie_aio.server.password_ledgers import PasswordLedgers
 from bookie_aio.server.registration import (
     BookieRegistration,
     StandingOrder,

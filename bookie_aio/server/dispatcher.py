@@ -20,23 +20,11 @@ The lock is appended first, so it is durable no later than the first change made
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol
 
-from bookie_aio.core.authorisation import (
-    Access,
-    Repairable,
-    RepairRight,
-    content_terms,
-    has_password,
-    judge_token,
-    ledger_at_stake,
-    lock_of,
-    repairable,
-)
+from bookie_aio.core.authorisation import Access, judge_token, ledger_at_stake, lock_of
 from bookie_aio.server.handlers.add import AddHandler
 from bookie_aio.server.handlers.admin import ClaimHandler, ConfirmedHandler, InspectHandler
 from bookie_aio.server.handlers.fence import Fence
@@ -74,41 +62,26 @@ from bookie_aio.wire.messages import (
     encode_answer,
 )
 from bookie_aio.wire.prepared import RequestDecoder
-from metadata.access.fragments import FragmentList
 from metadata.errors import (
     EntryTooLargeError,
     MalformedFrameError,
     MetadataError,
-    MetadataUnavailableError,
-    NoSuchKeyError,
-    NoSuchLedgerError,
     StorageError,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterator
-    from contextlib import AbstractContextManager
 
     from bookie_aio.config import Limits
     from bookie_aio.metrics import RequestMetrics
     from bookie_aio.server.given_ids import GivenIds
+    from bookie_aio.server.password_ledgers import PasswordLedgers
     from bookie_aio.server.registration import StandingOrder
     from bookie_aio.server.responder import Peer
     from bookie_aio.storage.engine import Engine
     from bookie_aio.structured_logging import RepeatedWarnings
-    from bookie_aio.wire.blocks import Block
     from bookie_aio.wire.many import ManyAdd, ManyLac
     from bookie_aio.wire.messages import Message
-    from metadata.access.ledgers import LedgerStore
-
-_KNOWN_MAX = 65_536
-"""Ledgers whose passwords are known without asking the metadata store: some 10 MB."""
-_PAGES_MAX = 256
-"""Pages of lists of fragments that are kept: some 5 MB where each holds 100 fragments."""
-
-_Key = TypeVar("_Key")
-_Value = TypeVar("_Value")
-
 
 _WITH_BODY = frozenset({Op.ADD, Op.WATCH})
 _NO_BODY = memoryview(b"")
@@ -169,117 +142,6 @@ class LedgerAuthoriser:
             self._engine.append_lock(ledger_id, lock_of(auth), lambda error: peer.release(WAITING_BYTES))
             peer.hold(WAITING_BYTES)
         return None
-
-
-class PasswordLedgers:
-    """What the metadata store says about ledgers with a password, for requests that no lock decides on.
-
-    An answer that cannot change is kept: whether a ledger has a password, and up to where its entries are
-    settled. The number of kept answers is bounded. A ledger that is not in the metadata store is asked for
-    again at the next request. So is one of which a page is gone: its list of fragments has changed.
-    """
-
-    def __init__(self, engine: Engine, ledgers: LedgerStore) -> None:
-        self._engine = engine
-        self._ledgers = ledgers
-        self._known: OrderedDict[int, Repairable | None] = OrderedDict()  # None: no password
-        # The content terms in a page of a list of fragments, by ledger and page. A page is written once.
-        self._pages: OrderedDict[tuple[int, str], tuple[tuple[int, int], ...]] = OrderedDict()
-        self._asking: dict[int, asyncio.Task[bool]] = {}
-
-    def has_password(self, ledger_id: int) -> bool | asyncio.Future[bool]:
-        """Return whether a ledger is there and has a password, or a future of this answer.
-
-        The future serves the requests that wait for it, and none that comes after it is done. By then the
-        ledger may exist, or the store be back. It ends with MetadataError where the store did not answer.
-        """
-        if ledger_id in self._known:
-            return self._known[ledger_id] is not None
-        if ledger_id not in self._asking:
-            self._asking[ledger_id] = asyncio.get_running_loop().create_task(self._ask(ledger_id))
-        return self._asking[ledger_id]
-
-    async def may_repair(
-        self, block: Block, waiting: Callable[[], AbstractContextManager[None]]
-    ) -> RepairRight:
-        """Return whether a repair without a token may store a block.
-
-        Of a ledger that is not in the metadata store it may, unless a token has locked the ledger here.
-        Whenever the store is asked, what `waiting` gives is entered.
-
-        Raises:
-            MetadataError: the metadata store cannot be asked.
-            TooManyRequestsError: too many requests wait for the metadata store (`StoreWaits`).
-        """
-        ledger_id = block.ledger_id
-        for must_ask in (False, True):
-            if must_ask:
-                with waiting():
-                    await self._read(ledger_id)
-            if ledger_id in self._known:
-                known = self._known[ledger_id]
-                if known is None:
-                    return RepairRight.MISSING
-                if block.last_entry < known.end:
-                    with suppress(NoSuchKeyError):
-                        is_named = await self._names(known, block, waiting)
-                        return RepairRight.NAMED if is_named else RepairRight.MISSING
-                    if must_ask:
-                        raise MetadataUnavailableError(
-                            f"the fragments of ledger {ledger_id} have just changed; ask again"
-                        )
-            elif must_ask:
-                return RepairRight.NONE if self._engine.lock(ledger_id) else RepairRight.MISSING
-        return RepairRight.NONE
-
-    async def _names(
-        self, known: Repairable, block: Block, waiting: Callable[[], AbstractContextManager[None]]
-    ) -> bool:
-        """Return whether the metadata give all entries of a block its content term.
-
-        Raises:
-            NoSuchKeyError: a page is gone: the head has changed since it was read.
-        """
-        fragments = known.fragments
-        for ref in reversed(known.pages_of(block.first_entry, block.last_entry)):
-            key = block.ledger_id, ref.name
-            if key not in self._pages:
-                with waiting():
-                    page = await FragmentList(self._ledgers, block.ledger_id, str, 0.0).page(ref)
-                _keep(self._pages, key, content_terms(page), _PAGES_MAX)
-            fragments = self._pages[key] + fragments
-        known = known._replace(fragments=fragments)
-        return known.names(block.first_entry, block.last_entry, block.content_term)
-
-    async def _read(self, ledger_id: int) -> None:
-        try:
-            metadata, _ = await self._ledgers.read(ledger_id, sync=True)
-        except NoSuchLedgerError:
-            self._known.pop(ledger_id, None)
-            return
-        _keep(self._known, ledger_id, repairable(metadata) if has_password(metadata) else None, _KNOWN_MAX)
-
-    async def _ask(self, ledger_id: int) -> bool:
-        try:
-            await self._read(ledger_id)
-        finally:
-            del self._asking[ledger_id]
-        return self._known.get(ledger_id) is not None
-
-    async def close(self) -> None:
-        """Stop asking. Requests that wait are refused or lost with their connections."""
-        asking = list(self._asking.values())
-        for task in asking:
-            task.cancel()
-        await asyncio.gather(*asking, return_exceptions=True)
-
-
-def _keep(kept: OrderedDict[_Key, _Value], key: _Key, value: _Value, keep_max: int) -> None:
-    """Keep a value as the youngest one, and forget the oldest where there are too many."""
-    kept[key] = value
-    kept.move_to_end(key)
-    if len(kept) > keep_max:
-        kept.popitem(last=False)
 
 
 def _fault(auth: bytes | None) -> str:

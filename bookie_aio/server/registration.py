@@ -347,6 +347,7 @@ class StandingOrder:
         self._bookie_id = bookie_id
         self._on_changed = on_changed
         self._task: OwnedTask | None = None
+        self._one_read = asyncio.Lock()  # An older order never overwrites a newer one.
         self.mode = ""
         """One of `metadata.access.bookies.ORDER_MODES`; "" for no order."""
 
@@ -365,6 +366,10 @@ class StandingOrder:
         await self._read()
 
     async def _read(self) -> None:
+        async with self._one_read:
+            await self._read_now()
+
+    async def _read_now(self) -> None:
         order = (await Orders.read(self._store)).by_bookie.get(self._bookie_id)
         mode = "" if order is None else order.mode
         if await self._has_left():

@@ -551,7 +551,7 @@ class _Copier:
             first = 0 if self._has_stored or self._token is not None else 1
             for block in blocks[:first]:
                 await self._ask_target(self._store_when_it_may(block))
-            await self._ask_target(asyncio.gather(*map(self._store, blocks[first:])))
+            await self._ask_target(asyncio.gather(*map(self._store_when_it_may, blocks[first:])))
             if self._throttle is not None:
                 await self._throttle(Step(0, self._loop.time() - began, is_write=True))
             rest = rest.after(blocks[-1].last_entry)

@@ -94,6 +94,8 @@ logger = logging.getLogger(__name__)
 
 _CHECKS_AT_ONCE = 4
 _CHECK_AGAIN_S = 10.0
+_LOOKS_PUT_OFF = 10
+"""So many looks later a ledger is checked that is being repaired: each attempt takes the place of a check."""
 _REREAD_S = 5.0
 _READ_AHEAD = 1024
 """A pass reads metadata in bites of so many ledgers, so that the first one needs no list of all of them."""
@@ -583,10 +585,11 @@ class Auditor:
             del left[ledger_id]
 
         try:
-            if with_tasks := left.keys() & self._refs:
+            if left:
                 # The task would get reasons that the repair under way is about to remove, and begin again.
-                busy = with_tasks & await self._tasks.locked()
-                self._put_off({one: left.pop(one) for one in sorted(busy)}, self._config.look_interval_s)
+                busy = left.keys() & await self._tasks.locked()
+                for_s = _LOOKS_PUT_OFF * self._config.look_interval_s
+                self._put_off({one: left.pop(one) for one in sorted(busy)}, for_s)
             await for_each(list(left), check, _CHECKS_AT_ONCE)
         except BookKeeperError:
             self._put_off(left, _CHECK_AGAIN_S)  # One error ends the others, too.
@@ -595,12 +598,15 @@ class Auditor:
         self._settle()
 
     def _put_off(self, ledger_ids: Mapping[int, bool], for_s: float) -> None:
-        """Have ledgers checked later, each with whether it is urgent. No bookie is settled before that."""
+        """Have ledgers checked later, each with whether it is urgent.
+
+        The bookies that they name are not settled before.
+        """
         again = self._loop.time() + for_s
         for ledger_id, is_urgent in ledger_ids.items():
             self._checks.add(ledger_id, again, is_urgent=is_urgent)
-        if ledger_ids:
-            self._settling = {name: (max(at, again), start) for name, (at, start) in self._settling.items()}
+            for name in self.index.named(ledger_id, self._settling):
+                self._settling[name] = max(self._settling[name][0], again), self._settling[name][1]
 
     async def _check(self, ledger_id: int) -> None:
         """Compare what the bookies of one ledger list with what they owe, and read a sample."""

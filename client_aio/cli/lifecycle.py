@@ -16,6 +16,7 @@ from client_aio.config import MIB, AutoRecoveryConfig
 from metadata.access.bookies import (
     DRAINING,
     READ_ONLY,
+    REMOVED,
     Order,
     Orders,
     available_bookies,
@@ -315,16 +316,24 @@ async def forget(
         else:
             before = (await Orders.read(store)).by_bookie.get(bookie)
             given = Order(DRAINING, since_ms=_now_ms())
+            if before is not None and before.mode == REMOVED:
+                raise InvalidTransitionError(
+                    f"bookie {bookie} is being decommissioned, and holds nothing any more: run "
+                    "`bookie decommission` again"
+                )
             if before is None or not before.is_leaving:
                 # Before the look: from now on no repair names the bookie.
                 await change_order(store, bookie, lambda _: given)
+            else:
+                given = before
             try:
                 await _check_unnamed(client, bookie, invocation.output)
             except BaseException:
                 await change_order(store, bookie, lambda now: before if now == given else now)
                 raise
             await retire(store, bookie)
-            await change_order(store, bookie, lambda _: None)
+            # A drain that has begun to remove the bookie meanwhile needs its order until the cookie is gone.
+            await change_order(store, bookie, lambda now: None if now == given else now)
     text = "may be forgotten" if dry_run else "is forgotten, and its id is not used again"
     invocation.output.document(
         {"bookie_id": bookie, "forgotten": not dry_run}, text=f"bookie {bookie} {text}"

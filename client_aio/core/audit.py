@@ -202,6 +202,11 @@ class LedgerIndex:
             for ledger_id in self._ledgers_of[layout]
         )
 
+    def named(self, ledger_id: int, bookies: Iterable[str]) -> list[str]:
+        """Return those of the bookies that a ledger names."""
+        layout = self._layout_of.get(ledger_id)
+        return [name for name in bookies if layout in self._layouts_of.get(name, ())]
+
     def concerned(self, ledger_id: int, bad: Collection[str]) -> list[str]:
         """Return the bad bookies that a ledger's complete fragments name; none for an unknown ledger."""
         layout = self._layout_of.get(ledger_id)

@@ -17,7 +17,7 @@ from client_aio.cli import bookie
 from client_aio.cli.options import Placement
 from client_aio.config import AutoRecoveryConfig
 from client_aio.core.audit import Condition
-from metadata.access.bookies import Orders
+from metadata.access.bookies import REMOVED, Order, Orders, change_order
 from metadata.backends.uri import open_store
 from tests.support.cli import TIMEOUT_S, Cli, RunningCluster
 
@@ -72,7 +72,14 @@ async def test_a_cluster_says_what_is_wrong_heals_and_says_that_nothing_is(tmp_p
         await until(uri, tasks=False)
         assert cli.run("ledger", "list", "--ids", "--bookie", lost) == b""
         assert b"runs: stop it" in cli.run("bookie", "forget", kept, code=1)
+        async with await open_store(uri) as store:  # A drain is about to remove its cookie.
+            await change_order(store, lost, lambda _: Order(REMOVED))
+            assert b"is being decommissioned" in cli.run("bookie", "forget", lost, code=1)
+            assert (await Orders.read(store)).by_bookie[lost].mode == REMOVED
+            await change_order(store, lost, lambda _: None)
         cli.run("bookie", "forget", lost)
+        async with await open_store(uri) as store:
+            assert not (await Orders.read(store)).by_bookie
         assert status(cli, HEALTHY)["problems"] == []
         assert lost not in [each["bookie_id"] for each in cli.rows("bookie", "list")]
         again = ("bookie", "serve", "--id", lost, "--dir", str(tmp_path / "new"), "--listen", "127.0.0.1:0")

@@ -217,9 +217,10 @@ async def test_a_ledger_that_is_being_repaired_is_checked_behind_that(cluster: C
     async with client_aio.connect(cluster.uri) as client:
         ledger_id, empty = await lacking_at(client)
         tasks = RepairTasks(client._context.ledgers.store)
-        await tasks.create(TaskRef(1, ledger_id, "t"), RepairTask({REASON_LEAVING: ["b9"]}, 0))
         auditor = await begun(client)
         auditor._config = replace(auditor._config, look_interval_s=1e-9)
+        # A drain makes a task, and the auditor has not looked since.
+        await tasks.create(TaskRef(1, ledger_id, "t"), RepairTask({REASON_LEAVING: ["b9"]}, 0))
         lock = await tasks.lock(ledger_id, "w")
         for _ in range(2):
             await auditor._check_due(0.0)
@@ -228,6 +229,23 @@ async def test_a_ledger_that_is_being_repaired_is_checked_behind_that(cluster: C
         await lock.close()
         await auditor._check_due(0.0)
         assert auditor._found == {ledger_id: (1, {REASON_MISSING: [empty]})}
+
+
+async def test_a_repair_keeps_only_the_bookies_of_its_ledger_from_being_settled(cluster: Cluster) -> None:
+    async with client_aio.connect(cluster.uri) as client:
+        ledger_id, empty = await lacking_at(client)
+        async with client.create_ledger(ensemble_size=1, write_quorum=1, ack_quorum=1) as other:
+            await other.add_entry(b"x")
+        (alone,) = other.metadata.last_fragment.bookies
+        auditor = await begun(client)
+        named = (await client.ledger_metadata(ledger_id)).last_fragment.bookies
+        unnamed = sorted(set(client.bookies) - {*named, alone})
+        auditor._settling |= dict.fromkeys((*unnamed, "b9"), (0.0, "start"))
+        lock = await RepairTasks(client._context.ledgers.store).lock(ledger_id, "w")
+        await auditor._check_due(0.0)
+        assert {*unnamed, "b9"} <= {*auditor.record.settled}
+        assert empty not in auditor.record.settled
+        await lock.close()
 
 
 async def test_a_check_brings_a_ledger_back_that_was_set_aside_for_less(cluster: Cluster) -> None:

@@ -6,8 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bookie_aio.core.authorisation import Access, Repairable, judge_token, ledger_at_stake, lock_of
+from bookie_aio.core.authorisation import (
+    Access,
+    Repairable,
+    have_term,
+    judge_token,
+    ledger_at_stake,
+    lock_of,
+)
 from bookie_aio.wire import messages as wire
+from metadata.model.paged_list import PageRef
 
 TOKEN = bytes(range(32))
 LOCK = lock_of(TOKEN)
@@ -70,17 +78,28 @@ def test_every_operation_was_thought_of() -> None:
 
 
 @given(
-    st.lists(st.integers(0, 30), min_size=1, max_size=5, unique=True), st.integers(0, 40), st.integers(0, 5)
+    st.lists(st.integers(0, 30), min_size=1, max_size=6, unique=True),
+    st.integers(0, 3),
+    st.integers(0, 40),
+    st.integers(0, 5),
 )
-def test_entries_have_the_content_terms_of_the_fragments_that_are_known(
-    starts: set[int], first: int, count: int
+def test_entries_have_the_content_terms_of_the_fragments(
+    starts: list[int], in_pages: int, first: int, count: int
 ) -> None:
+    """Fragments stand in pages of two, and then in the head."""
     fragments = tuple((start, 10 + number) for number, start in enumerate(sorted(starts)))
-    known = Repairable(99, fragments)
+    cut = min(2 * in_pages, (len(fragments) - 1) // 2 * 2)
+    pages = {PageRef(f"p{at}", fragments[at][0], 2): fragments[at : at + 2] for at in range(0, cut, 2)}
+    known = Repairable(99, fragments[cut:], tuple(pages))
 
     def term_of(entry_id: int) -> int | None:
         return max(((start, term) for start, term in fragments if start <= entry_id), default=(0, None))[1]
 
+    parts = known.parts(first, first + count)
+    assert [each for _, entries in parts for each in entries] == list(range(first, first + count + 1))
     terms = {term_of(entry_id) for entry_id in range(first, first + count + 1)}
-    for term in range(9, 16):
-        assert known.names(first, first + count, term) == (terms == {term})
+    for term in range(9, 17):
+        found = [
+            have_term(known.fragments if ref is None else pages[ref], entries, term) for ref, entries in parts
+        ]
+        assert all(found) == (terms == {term})

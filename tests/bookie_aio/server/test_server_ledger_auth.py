@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import pytest
 
+from bookie_aio.core.authorisation import RepairRight
+from bookie_aio.server import password_ledgers
+from bookie_aio.wire.blocks import Block
 from bookie_aio.wire.messages import (
     NO_TERM,
     Add,
@@ -25,7 +29,7 @@ from bookie_aio.wire.messages import (
 from metadata.access.fragments import FragmentHead, FragmentList
 from metadata.access.ledgers import LedgerStore
 from metadata.ids import TERM_FINAL
-from metadata.model.ledger import DIGEST_HMAC, LedgerMetadata, UnboundedRecord
+from metadata.model.ledger import DIGEST_HMAC, Fragment, LedgerMetadata, UnboundedRecord
 from metadata.model.passwords import ROOT_BYTES, SALT_BYTES, PasswordRecord
 from tests.support.rawclient import RawClient, block, lac_statement
 from tests.support.storage import copy_as_a_crash_leaves_it
@@ -35,6 +39,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from bookie_aio.server.bookie import Bookie
+    from metadata.model.paged_list import PageRef
+    from metadata.store import Version
     from tests.bookie_aio.server.conftest import Bookies
 
 TOKEN, OTHER = b"t" * 32, b"o" * 32
@@ -294,21 +300,27 @@ def _taken_over(firsts: Iterable[int]) -> LedgerMetadata:
     return metadata
 
 
-async def test_without_the_token_a_repair_stores_what_a_page_gives_that_content_term(
-    bookies: Bookies, client: RawClient, ledgers: LedgerStore
-) -> None:
-    """Fragments leave the head of the metadata for pages, perhaps before a bookie is repaired."""
+async def _paged(bookies: Bookies, ledgers: LedgerStore) -> tuple[FragmentHead, Version, FragmentList]:
+    """Make ledger 11 of 2,000 fragments. Term n has the ten entries from 10 * (n - 1) on."""
     pages = FragmentList(ledgers, 11, lambda: "token", 60.0)
 
     async def same(head: FragmentHead) -> FragmentHead:
         return head
 
+    await ledgers.create_ledger(_taken_over(range(0, 20_000, 10)))
+    head, version, _ = await pages.change(*await pages.read(), same)
+    return head, version, pages
+
+
+async def test_without_the_token_a_repair_stores_what_a_page_gives_that_content_term(
+    bookies: Bookies, client: RawClient, ledgers: LedgerStore
+) -> None:
+    """Fragments leave the head of the metadata for pages, perhaps before a bookie is repaired."""
+
     async def without(head: FragmentHead) -> FragmentHead:
         return FragmentHead(await pages.without_before(head.metadata, last.first))
 
-    # Term n has the ten entries from 10 * (n - 1) on.
-    await ledgers.create_ledger(_taken_over(range(0, 20_000, 10)))
-    head, version, _ = await pages.change(*await pages.read(), same)
+    head, version, pages = await _paged(bookies, ledgers)
     before, last = head.rows.pages[-2:]  # each has fragments of many terms
     assert len(head.rows.pages) > 2
     assert (await client.call(Add(11, 1, 0), block(11, 0, [b"x"], content_term=1), auth=TOKEN)).status is (
@@ -337,3 +349,36 @@ async def test_without_the_token_a_repair_stores_what_a_page_gives_that_content_
         await pages.delete_pages([page.name])
     assert await repair(before.first - 20, term_of(before.first - 20)) is Status.UNAUTHORIZED  # trimmed
     assert await repair(last.first + 25, term_of(last.first + 25)) is Status.OK
+
+
+async def test_requests_for_one_page_read_it_once(
+    bookies: Bookies, bookie: Bookie, ledgers: LedgerStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await _paged(bookies, ledgers)
+    passwords, reads, real = bookie._passwords, list[str](), FragmentList.page
+    assert passwords is not None
+
+    async def page(self: FragmentList, ref: PageRef) -> tuple[Fragment, ...]:
+        reads.append(ref.name)
+        return await real(self, ref)
+
+    monkeypatch.setattr(FragmentList, "page", page)
+    asked = Block.parse(memoryview(block(11, 20, [b"x"], content_term=3)))
+    rights = await asyncio.gather(*(passwords.may_repair(asked, nullcontext) for _ in range(20)))
+    assert set(rights) == {RepairRight.NAMED}
+    assert len(reads) == 1
+
+
+async def test_what_is_known_of_ledgers_is_bounded_by_their_fragments(
+    bookies: Bookies, bookie: Bookie, ledgers: LedgerStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head, *_ = await _paged(bookies, ledgers)
+    weight = 2 + len(head.rows.rows) + len(head.rows.pages)
+    monkeypatch.setattr(password_ledgers, "_KNOWN_MAX", weight + 1)
+    passwords = bookie._passwords
+    assert passwords is not None
+    for number in (7, 11, 8, 7, 11):
+        known = passwords.has_password(number)
+        assert (await known if isinstance(known, asyncio.Future) else known) is (number != 8)
+    assert list(passwords._known) == [11]
+    assert passwords._weight == weight

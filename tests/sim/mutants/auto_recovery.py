@@ -26,7 +26,7 @@ MUTANTS = [
               "await self._ask_target(self._store_when_it_may(block))",
               "asyncio.gather(self._store(block), return_exceptions=True)"),
          Edit(f"{_COPIER}._copy_run",
-              "await self._ask_target(asyncio.gather(*map(self._store, blocks[first:])))",
+              "await self._ask_target(asyncio.gather(*map(self._store_when_it_may, blocks[first:])))",
               "asyncio.gather(*map(self._store, blocks[first:]), return_exceptions=True)")),
         ("auto-recovery",),
     ),
@@ -253,7 +253,7 @@ MUTANTS = [
     ),
     Mutant(
         553, "a bookie that has left obeys the order that a second drain gives",
-        (Edit("bookie_aio.server.registration:StandingOrder._read",
+        (Edit("bookie_aio.server.registration:StandingOrder._read_now",
               "if await self._has_left()", "if order is None and await self._has_left()"),),
         tests=("tests/bookie_aio/server/test_server_space.py", "-k", "hears_that_it_has_left"),
     ),
@@ -358,7 +358,7 @@ MUTANTS = [
     ),
     Mutant(
         275, "a bookie does not read its order",
-        (Edit("bookie_aio.server.registration:StandingOrder._read",
+        (Edit("bookie_aio.server.registration:StandingOrder._read_now",
               "mode = \"\" if order is None", "mode = \"\" if True"),),
         tests=("tests/bookie_aio/server/test_server_space.py", "-k", "before_its_start"),
         note="clients read the order, too, and the drain waits until the bookie obeys",
@@ -463,13 +463,13 @@ MUTANTS = [
     ),
     Mutant(
         547, "an auditor checks a ledger that is being repaired, and the task begins again",
-        (Edit(f"{_AUDITOR}._check_due", "with_tasks & await self._tasks.locked()", "set()"),),
+        (Edit(f"{_AUDITOR}._check_due", "left.keys() & await self._tasks.locked()", "set()"),),
         tests=("tests/integration/test_auditor.py", "-k", "being_repaired"),
         note="leaving-holders-bookie 1034674 found it: the check and a long repair have to end in one order",
     ),
     Mutant(
         548, "a bookie counts as settled before a check of it that was put off",
-        (Edit(f"{_AUDITOR}._put_off", "if ledger_ids:", "if False:"),),
+        (Edit(f"{_AUDITOR}._put_off", "self.index.named(ledger_id, self._settling)", "()"),),
         tests=("tests/integration/test_auditor.py", "-k", "being_repaired"),
         note="the auditor has to die in between",
     ),

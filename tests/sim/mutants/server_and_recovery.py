@@ -552,20 +552,20 @@ MUTANTS = [
     ),
     Mutant(
         88, "a repair without the password may make up a content term",
-        (Edit("bookie_aio.server.dispatcher:PasswordLedgers._names",
-              "known.names(block.first_entry, block.last_entry, block.content_term)", "True"),),
+        (Edit("bookie_aio.server.password_ledgers:PasswordLedgers._names",
+              "if not have_term(fragments, entries, block.content_term):", "if False:"),),
         tests=("tests/bookie_aio/server/test_server_ledger_auth.py", "-k", "give_that_content_term"),
     ),
     Mutant(
         550, "a bookie does not know the content terms of fragments that are in pages",
-        (Edit("bookie_aio.server.dispatcher:PasswordLedgers._names",
-              "fragments = self._pages[key] + fragments", "pass"),),
+        (Edit("bookie_aio.server.password_ledgers:PasswordLedgers._names",
+              "if ref is not None:", "if False:"),),
         tests=("tests/bookie_aio/server/test_server_ledger_auth.py", "-k", "page_gives"),
     ),
     Mutant(
         551, "of a block in two pages, only the first page is looked at",
-        (Edit("bookie_aio.core.authorisation:Repairable.pages_of",
-              "bisect_right(starts, last_entry)", "bisect_right(starts, first_entry)"),),
+        (Edit("bookie_aio.core.authorisation:Repairable.parts",
+              "max(bisect_right(starts, last_entry), 1)", "begin + 1"),),
         tests=("tests/bookie_aio/server/test_server_ledger_auth.py", "-k", "page_gives"),
     ),
 ]  # fmt: skip
