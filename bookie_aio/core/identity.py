@@ -7,7 +7,8 @@ where all cookies agree.
 
 Formatting survives a crash at each point, since it writes in this order:
 
-1. a *draft* of the cookie into each directory, and then the marks of empty storage;
+1. a *draft* of the cookie into each directory, and then the marks of empty storage. The names of the
+   directory and of its parents become durable as well, also where a killed process made them;
 2. the cookie into the metadata store;
 3. each draft is renamed to its final name.
 

@@ -21,7 +21,7 @@ from bookie_aio.storage.data_directory import (
     write_cookie,
     write_empty_storage,
 )
-from bookie_aio.storage.disk.disk import TEMPORARY_SUFFIX
+from bookie_aio.storage.disk.disk import TEMPORARY_SUFFIX, sync_path
 from bookie_aio.storage.segment.format import CHECKPOINT, COOKIE, LOCK, WITNESS
 from bookie_aio.structured_logging import fields
 from metadata.access.bookies import (
@@ -195,8 +195,7 @@ async def _format(
             fresh = draft
             break
     for path, draft in zip(config.directories, drafts, strict=True):
-        if draft != fresh:
-            await _write_draft(disk, path, fresh)
+        await _write_draft(disk, path, None if draft == fresh else fresh)
     await write_empty_storage(disk, config.directories, fresh)
     try:
         await store.create(cookie_key(config.bookie_id), fresh.to_json())
@@ -216,15 +215,21 @@ async def _format(
     return fresh
 
 
-async def _write_draft(disk: Disk, path: str, cookie: Cookie) -> None:
-    file = await disk.create(os.path.join(path, _DRAFT))
+async def _write_draft(disk: Disk, path: str, cookie: Cookie | None) -> None:
+    """Write a draft, durable on return.
+
+    Args:
+        cookie: None where the draft is there. Who wrote it may have been killed before it was synced.
+    """
+    draft = os.path.join(path, _DRAFT)
+    file = await (disk.open(draft) if cookie is None else disk.create(draft))
     try:
-        await file.write([cookie.to_json()], 0)
+        if cookie is not None:
+            await file.write([cookie.to_json()], 0)
         await file.sync()
     finally:
         file.close()
-    await disk.sync_directory(path)
-    await disk.sync_directory(os.path.join(path, os.pardir))
+    await sync_path(disk, path)
 
 
 async def _finish(config: BookieConfig, disk: Disk) -> None:

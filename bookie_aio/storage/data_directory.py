@@ -23,7 +23,7 @@ import os
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
-from bookie_aio.storage.disk.disk import TEMPORARY_SUFFIX, write_file
+from bookie_aio.storage.disk.disk import TEMPORARY_SUFFIX, sync_path, write_file
 from bookie_aio.storage.ledgers.checkpoint import empty_checkpoint
 from bookie_aio.storage.segment.format import (
     AGE,
@@ -146,7 +146,7 @@ async def format_directory(disk: Disk, directory: str, cookie: Cookie, *, force:
                     await disk.unlink(os.path.join(directory, name))
         await write_empty_storage(disk, [directory], cookie)
         await write_cookie(disk, directory, cookie)
-        await disk.sync_directory(os.path.join(directory, os.pardir))
+        await sync_path(disk, directory)
     finally:
         lock.release()
 

@@ -151,6 +151,10 @@ class FailStopDisk:
         # Rule 2: if another sync failed meanwhile, this one proves nothing of the names that it was to sync.
         self._check()
 
+    def parents(self, path: str) -> list[str]:
+        """See `Disk`."""
+        return self._disk.parents(path)
+
     async def open(self, path: str) -> File:
         """See `Disk`."""
         return await self._disk.open(path)

@@ -290,3 +290,9 @@ def test_a_bookie_that_left_while_it_started_does_not_serve(profile: str, seed: 
 def test_a_page_says_what_a_repair_without_the_password_may_store(profile: str, seed: int) -> None:
     """A bookie missed a takeover, and its fragment had left the head of the metadata by then."""
     replay(profile, seed, pace=None)
+
+
+@pytest.mark.parametrize(("profile", "seed"), [("scarce-bookies", 1120300)])
+def test_a_directory_outlives_a_kill_in_the_formatting_and_a_power_cut(profile: str, seed: int) -> None:
+    """Its draft was there at the next start, and nobody had synced the directory's name."""
+    replay(profile, seed, pace=None)

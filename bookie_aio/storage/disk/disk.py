@@ -152,7 +152,10 @@ class Disk(Protocol):
         """Return the names in a directory, sorted; raises FileNotFoundError."""
 
     async def make_directory(self, path: str) -> None:
-        """Create a directory and its parents where they are missing."""
+        """Create a directory and its parents where they are missing. Durable after `sync_path`."""
+
+    def parents(self, path: str) -> list[str]:
+        """Return the parents of a directory in its file system that can be read, the nearest first."""
 
     async def rename(self, old: str, new: str) -> None:
         """Rename a file over an existing one. Durable after `sync_directory`."""
@@ -634,6 +637,13 @@ class RealDisk:
         """See `Disk`."""
         await self.call(f"creating {path}", _make_directory, path)
 
+    def parents(self, path: str) -> list[str]:
+        """See `Disk`."""
+        found = [os.path.abspath(path)]
+        while not os.path.ismount(found[-1]) and os.access(parent := os.path.dirname(found[-1]), os.R_OK):
+            found.append(parent)
+        return found[1:]
+
     async def rename(self, old: str, new: str) -> None:
         """See `Disk`."""
         await self.call(f"renaming {old}", os.replace, old, new)
@@ -751,3 +761,12 @@ async def remove_files(disk: Disk, paths: Sequence[str]) -> None:
         await disk.unlink(path)
     for directory in sorted({os.path.dirname(path) for path in paths}):
         await disk.sync_directory(directory)
+
+
+async def sync_path(disk: Disk, directory: str) -> None:
+    """Make the names in a directory durable, its own name, and those of its parents.
+
+    A process that was killed may have made any of them, and synced none.
+    """
+    for path in (directory, *disk.parents(directory)):
+        await disk.sync_directory(path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,6 +12,7 @@ import pytest
 from bookie_aio.config import BookieConfig
 from bookie_aio.server.bookie import Bookie
 from bookie_aio.server.registration import BookieRegistration
+from bookie_aio.storage.disk.disk import RealDisk, RealFile
 from bookie_aio.wire.messages import NO_TERM, Read, Status
 from metadata.access.bookies import BookieRecord, Cookie, available_bookies, ensure_cluster
 from metadata.backends.memory import MemoryTree
@@ -24,7 +25,7 @@ from metadata.errors import (
     MetadataUnavailableError,
     NoSuchClusterError,
 )
-from metadata.ids import available_key, cookie_key
+from metadata.ids import KEY_COOKIES, available_key, cookie_key
 from tests.support.helddisk import HeldDisk
 
 if TYPE_CHECKING:
@@ -182,6 +183,38 @@ async def test_formatting_survives_a_crash_at_each_step(bookies: Bookies, change
     bookie = await bookies.start()
     client = await bookies.connect(bookie)
     assert (await client.add(7, 0, [b"a"])).status is Status.OK
+
+
+@pytest.mark.parametrize("changes", range(1, 9))
+async def test_what_a_formatting_made_before_it_was_killed_is_made_durable(
+    bookies: Bookies, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: int
+) -> None:
+    """All that a killed process has written is seen by the next one, and goes with a power cut."""
+    synced, sync, names = set[str](), RealFile.sync, RealDisk.sync_directory
+
+    async def noted(file: RealFile) -> None:
+        await sync(file)
+        synced.add(file._path)
+
+    async def names_noted(disk: RealDisk, path: str) -> None:
+        await names(disk, path)
+        synced.add(path)
+
+    monkeypatch.setattr(RealFile, "sync", noted)
+    monkeypatch.setattr(RealDisk, "sync_directory", names_noted)
+    directory = tmp_path / "new" / "deeper" / "b1"
+    config = bookies.config(directories=(str(directory),))
+    disk, store = CrashingDisk(changes), bookies.store()
+    with suppress(CrashError):
+        await (await Bookie.start(config, store, disk, rng=bookies.rng, now_ms=lambda: 0)).close()
+    is_stored = await store.children(KEY_COOKIES) == ["b1"]
+    store.crash()
+    disk.close()
+    wanted = {directory / "cookie.json.new", directory, *directory.parents[: len(directory.parents) - 2]}
+    if not is_stored:
+        synced.clear()  # Nothing tells how much of it the process before had synced.
+        await bookies.start(directories=(str(directory),))
+    assert {*map(str, wanted)} <= synced
 
 
 async def test_the_registration_comes_back_after_the_session_expired(bookies: Bookies) -> None:

@@ -294,6 +294,10 @@ class SimDisk:
             directory.change((name, None))
             self.note("unlink", path)
 
+    def parents(self, path: str) -> list[str]:
+        """See `Disk`."""
+        return [posixpath.dirname(posixpath.normpath(path))]
+
     async def sync_directory(self, path: str) -> None:
         """See `Disk`."""
         path = posixpath.normpath(path)

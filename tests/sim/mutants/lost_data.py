@@ -142,6 +142,19 @@ MUTANTS = [
         tests=("tests/integration/test_scarce_bookies.py", "-k", "id_is_free"),
     ),
     Mutant(
+        561, "what a formatting wrote before it was killed counts as durable",
+        (Edit("bookie_aio.server.registration:_format",
+              "await _write_draft(disk, path, None if draft == fresh else fresh)",
+              "draft == fresh or await _write_draft(disk, path, fresh)"),),
+        tests=("tests/bookie_aio/server/test_server_identity.py", "-k", "made_durable"),
+    ),
+    Mutant(
+        562, "only the directory's own name is made durable, and not those of its parents",
+        (Edit("bookie_aio.storage.disk.disk:sync_path",
+              "disk.parents(directory)", "disk.parents(directory)[:1]"),),
+        tests=("tests/bookie_aio/server/test_server_identity.py", "-k", "made_durable"),
+    ),
+    Mutant(
         523, "a bookie that no write set of an entry has lists it in its place",
         (Edit("client_aio.ledger.recovery_scope:first_displaced",
               "if seat not in write_set(each % size, size, metadata.write_quorum)", "if seat >= size"),),
