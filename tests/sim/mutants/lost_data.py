@@ -146,7 +146,7 @@ MUTANTS = [
         (Edit("bookie_aio.server.registration:_format",
               "await _write_draft(disk, path, None if draft == fresh else fresh)",
               "draft == fresh or await _write_draft(disk, path, fresh)"),),
-        tests=("tests/bookie_aio/server/test_server_identity.py", "-k", "made_durable"),
+        ("first-starts",),
     ),
     Mutant(
         562, "only the directory's own name is made durable, and not those of its parents",

@@ -165,6 +165,23 @@ def full_starts(draw: Draw) -> Plan:
 
 
 @profile
+def first_starts(draw: Draw) -> Plan:
+    """Bookies are killed again and again while they are formatted, and lose their power later."""
+    draw.crowd(ack_at_least=2)
+    rng = draw.rng
+    for bookie in draw.bookies:
+        at = rng.uniform(0.0, 0.25)
+        for _ in range(rng.randint(1, 4)):
+            kind = rng.choice(("kill_bookie", "kill_bookie", "power_cut"))
+            draw.fault(kind, bookie, at=at, lasts=0.05)
+            at += 0.06 + rng.choice((0.05, 0.3)) * rng.random()
+    for _ in range(rng.randint(1, 3)):
+        at = rng.uniform(1.0, draw.duration)
+        draw.fault("power_cut_many", "", at=at, lasts=rng.uniform(0.05, 1.5), amount=rng.uniform(0.3, 1.0))
+    return draw.plan()
+
+
+@profile
 def healed_disks(draw: Draw) -> Plan:
     """A bookie's disk loses data again and again, and its ledgers are repaired in its place meanwhile."""
     draw.crowd(recoverers=2, ack_at_least=2)
