@@ -314,18 +314,16 @@ async def forget(
         if dry_run:
             await _check_unnamed(client, bookie, invocation.output)
         else:
-            before = (await Orders.read(store)).by_bookie.get(bookie)
-            given = Order(DRAINING, since_ms=_now_ms())
+            before = given = (await Orders.read(store)).by_bookie.get(bookie)
             if before is not None and before.mode == REMOVED:
                 raise InvalidTransitionError(
                     f"bookie {bookie} is being decommissioned, and holds nothing any more: run "
                     "`bookie decommission` again"
                 )
             if before is None or not before.is_leaving:
+                given = Order(DRAINING, since_ms=_now_ms())
                 # Before the look: from now on no repair names the bookie.
                 await change_order(store, bookie, lambda _: given)
-            else:
-                given = before
             try:
                 await _check_unnamed(client, bookie, invocation.output)
             except BaseException:

@@ -46,8 +46,7 @@ def test_every_test_that_is_to_catch_a_bug_is_there() -> None:
         path, _, name = mutant.tests[0].partition("::") if mutant.tests else ("", "", "")
         word = mutant.tests[2].split()[0] if "-k" in mutant.tests else name.rpartition("::")[2]
         text = (ROOT / path).read_text() if path else ""
-        # A number is the seed of a parametrised test.
-        if path and not re.search(rf"(def|class) \w*{word}|\b{word}\)", text):
+        if path and not re.search(rf"(def|class) \w*{word}", text):
             missing.append((mutant.number, mutant.tests))
     assert not missing
 
