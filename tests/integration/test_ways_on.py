@@ -10,6 +10,7 @@ import pytest
 
 import client_aio
 import client_aio.sync
+from bookie_aio.wire.messages import Op
 from client_aio.bookies.connection import list_entries
 from client_aio.core.log_chain import TAG
 from client_aio.ledger import accept_loss, recovery_scope
@@ -346,9 +347,10 @@ class TestUnbounded:
     async def test_the_writer_of_a_ledger_that_is_sealed_with_a_loss_is_fenced(
         self, cluster: Cluster
     ) -> None:
+        """The bookie that the closer reached says so. Until then the two others acknowledge what it adds."""
         async with (
-            client_aio.connect(cluster.uri) as client,
             Links(cluster.uri) as links,
+            links.connect("writer") as client,
             links.connect("closer", **IMPATIENT) as closer,
         ):
             ledger = await client.open_unbounded_ledger(NAME)
@@ -356,12 +358,16 @@ class TestUnbounded:
             with pytest.raises(client_aio.InvalidArgumentError, match="taken over"):
                 await closer.open_ledger(NAME, recover=True, accept_loss=True)
             await ledger.add_entry(b"1")  # It was left alone.
-            for name in ledger.metadata.last_fragment.bookies[:2]:
+            unreached = ledger.metadata.last_fragment.bookies[:2]
+            for name in unreached:
                 await links["closer", name].cut()
             async with closer.open_ledger(NAME, recover=True, accept_loss=True) as reader:
                 assert (reader.is_closed, reader.last_add_confirmed) == (True, 1)
+            held = [links["writer", name].answers.hold(Op.ADD) for name in unreached]
             with pytest.raises((client_aio.LedgerFencedError, client_aio.LedgerClosedError)):
                 await ledger.add_entry(b"2")
+            for each in held:
+                each.release()
             await ledger.abort()
 
 
