@@ -8,6 +8,7 @@ from client_aio.autorecovery.service import AutoRecovery
 from client_aio.autorecovery.survey import auto_recovery_state
 from client_aio.cli.options import (
     LOST_BOOKIE_DELAY_S,
+    RATE_MIB_MAX,
     Invocation,
     LogJson,
     LogLevel,
@@ -35,10 +36,16 @@ async def run(
     lost_bookie_delay: LostBookieDelay = LOST_BOOKIE_DELAY_S,
     recover_after: RecoverAbandoned = None,
     worker_rate: Annotated[
-        float, typer.Option(min=0.01, metavar="MIB", help="MiB per second that this worker reads at most.")
+        float,
+        typer.Option(
+            min=0.01, max=RATE_MIB_MAX, metavar="MIB", help="MiB per second that this worker reads at most."
+        ),
     ] = _DEFAULTS.worker_bytes_per_s / MIB,
     cluster_rate: Annotated[
-        float, typer.Option(min=0.01, metavar="MIB", help="MiB per second of all workers together.")
+        float,
+        typer.Option(
+            min=0.01, max=RATE_MIB_MAX, metavar="MIB", help="MiB per second of all workers together."
+        ),
     ] = _DEFAULTS.cluster_bytes_per_s / MIB,
     check_interval: Annotated[
         float,

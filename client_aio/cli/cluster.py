@@ -26,7 +26,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -40,6 +40,7 @@ from client_aio.autorecovery.survey import survey
 from client_aio.cli import local_control
 from client_aio.cli.completion import complete_bookies
 from client_aio.cli.exit_codes import BookieStartError, Exit, exit_code_of
+from client_aio.cli.files import replacing
 from client_aio.cli.input import ask
 from client_aio.cli.local_control import (
     DIRECTORY,
@@ -51,6 +52,7 @@ from client_aio.cli.local_control import (
 )
 from client_aio.cli.options import (
     LOST_BOOKIE_DELAY_S,
+    RATE_MIB_MAX,
     Invocation,
     LostBookieDelay,
     Placement,
@@ -69,6 +71,7 @@ from metadata.errors import (
     BookKeeperError,
     DirectoryInUseError,
     InvalidArgumentError,
+    NoSuchClusterError,
     OperationTimeoutError,
 )
 from metadata.ids import KEY_RETIRED
@@ -161,6 +164,7 @@ class LocalCluster:
         self._running: dict[str, asyncio.subprocess.Process] = {}
         self._watchers: set[asyncio.Task[None]] = set()
         self._stopping = False
+        self._has_started = False  # all bookies serve
         self._restarting: set[str] = set()
         self._start_again = asyncio.Lock()  # one bookie at a time, by its watcher or by `restart`
         self._control: asyncio.Server | None = None
@@ -170,14 +174,14 @@ class LocalCluster:
     @property
     def metadata_uri(self) -> str:
         """Return the metadata store's URI."""
-        return self._metadata or f"sqlite://{quote(os.fsencode(self._directory / 'metadata.db'))}"
+        return self._metadata or _embedded_in(self._directory)
 
     def document(self) -> dict[str, Any]:
         """Return the content of cluster.json."""
         return {
             "format": 1,
             "metadata": self.metadata_uri,
-            "pid": os.getpid(),
+            "pid": os.getpid() if self._has_started else None,
             "spares": self._spares,
             "bookies": [bookie.row() for bookie in self.bookies],
             "dashboard": None if self.page is None else self.page.row(),
@@ -202,15 +206,15 @@ class LocalCluster:
             await asyncio.sleep(0.1)
         recorded = self._recorded()
         names = [row["bookie_id"] for row in recorded.get("bookies", ())]
-        if recorded and self._metadata is None and recorded["metadata"].startswith("sqlite:") is False:
-            self._metadata = recorded["metadata"]
+        if recorded and self._metadata is None:
+            self._metadata = _own_store(recorded)
         if recorded and recorded["metadata"] != self.metadata_uri and self._metadata is not None:
             raise InvalidArgumentError(
                 f"the cluster in {self._directory} keeps its metadata in {recorded['metadata']}, "
                 f"not in {self._metadata}"
             )
         spares = recorded.get("spares", 0)
-        retired = await self._retired() if names else set()
+        retired = await self._retired(names) if names else set()
         names = [name for name in names if name not in retired]
         self._check_count(len(names), spares)
         wanted = (self._asked_for or max(BOOKIES, len(names) - spares)) + self._spares
@@ -230,9 +234,19 @@ class LocalCluster:
             for number, name in enumerate(names)
         ]
 
-    async def _retired(self) -> set[str]:
-        """Return the bookies that have left the cluster: no bookie starts under their ids."""
-        async with await open_store(self.metadata_uri) as store:
+    async def _retired(self, names: Iterable[str]) -> set[str]:
+        """Return the bookies that have left the cluster: no bookie starts under their ids.
+
+        Raises:
+            NoSuchClusterError: the store holds none, and one of these bookies has been formatted.
+        """
+        try:
+            store = await open_store(self.metadata_uri)
+        except NoSuchClusterError:
+            if any((self._directory / name).exists() for name in names):
+                raise
+            return set()  # the first start ended before a bookie had made the cluster
+        async with store:
             return set(await store.children(KEY_RETIRED))
 
     def _check_count(self, present: int, spares: int) -> None:
@@ -250,6 +264,8 @@ class LocalCluster:
         Raises:
             BookieStartError: a bookie did not start; the others have been stopped.
         """
+        # Before the first one takes entries: whatever ends this, the next start is of the same bookies.
+        self._record()
         try:
             async with asyncio.TaskGroup() as group:
                 for bookie in self.bookies:
@@ -259,6 +275,7 @@ class LocalCluster:
             raise failures.exceptions[0] from None
         if self._has_page:
             await self._start_page()
+        self._has_started = True
         self._record()
         self._control = await asyncio.start_unix_server(self._obey, sock=control_socket(self._directory))
 
@@ -403,7 +420,7 @@ class LocalCluster:
         while self._restart and not self._stopping:
             await asyncio.sleep(RESTART_DELAY_S)
             with contextlib.suppress(BookKeeperError):
-                if bookie.bookie_id in await self._retired():
+                if bookie.bookie_id in await self._retired([bookie.bookie_id]):
                     self._report(f"bookie {bookie.bookie_id} has left the cluster, and is not started again")
                     return
             try:
@@ -480,10 +497,23 @@ class LocalCluster:
             self._report(f"cluster.json could not be written: {error.strerror}")
 
     def _record(self) -> None:
-        path = self._directory / "cluster.json"
-        draft = path.with_suffix(".new")
-        draft.write_text(json.dumps(self.document(), indent=2) + "\n")
-        draft.replace(path)
+        with replacing(self._directory / "cluster.json") as file:
+            file.write(json.dumps(self.document(), indent=2).encode() + b"\n")
+
+
+def _embedded_in(directory: Path) -> str:
+    """Return the URI of the metadata store that a cluster's directory has itself."""
+    return f"sqlite://{quote(os.fsencode(directory / 'metadata.db'))}"
+
+
+def _own_store(recorded: Mapping[str, Any]) -> str | None:
+    """Return the metadata store that a cluster.json names; None for the one in the directory.
+
+    That one moves with the directory.
+    """
+    rows, uri = recorded["bookies"], str(recorded["metadata"])
+    was_in = Path(rows[0].get("directory", "")).parent if rows else Path()
+    return None if uri == _embedded_in(was_in) else uri
 
 
 def _environment_of_bookies() -> dict[str, str]:
@@ -667,7 +697,8 @@ async def repair(
         ),
     ] = None,
     rate: Annotated[
-        float, typer.Option(min=0.01, metavar="MIB", help="MiB per second that are read at most.")
+        float,
+        typer.Option(min=0.01, max=RATE_MIB_MAX, metavar="MIB", help="MiB per second that are read at most."),
     ] = AutoRecoveryConfig().cluster_bytes_per_s / MIB,
     at_once: Annotated[int, typer.Option(min=1, max=64, help="How many ledgers are repaired at once.")] = 4,
     placement: PlacementOption = Placement.WEIGHTED,
@@ -682,7 +713,8 @@ async def repair(
     to keep them. A bookie that runs, and lacks entries or lost data, gets them in its place. The last
     fragment of a ledger that is not closed is left to its writer. May be interrupted and run again.
 
-    The exit code is 0 if all is whole. It is 1 if a ledger could not be repaired, or a bookie could not be
+    The exit code is 0 if all that it may repair is whole; `left_to_writers` counts the ledgers that are not
+    closed and name a bookie that is down. It is 1 if a ledger could not be repaired, or a bookie could not be
     asked. It is 5 if no bookie returned some entries. As JSON lines, the summary comes last.
     """
     output = invocation.output

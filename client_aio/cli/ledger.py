@@ -22,7 +22,9 @@ from client_aio.cli.completion import (
 )
 from client_aio.cli.exit_codes import Exit
 from client_aio.cli.input import ask, delete_each, read_batches, size_of
+from client_aio.cli.known import check_bookie, check_filter
 from client_aio.cli.options import (
+    RATE_MIB_MAX,
     Invocation,
     PasswordFile,
     Placement,
@@ -45,7 +47,7 @@ from client_aio.cli.text import (
 )
 from client_aio.config import MIB, ClientConfig
 from client_aio.core.log_chain import owner_of
-from metadata.access.bookies import available_bookies, registered_bookies
+from client_aio.unbounded.operations import check_name_or_id
 from metadata.backends.uri import open_store
 from metadata.errors import MetadataCorruptError
 from metadata.ids import LEDGER_ID_MAX
@@ -489,6 +491,8 @@ async def list_(
                 copies = {} if one.good_copies is None else {"good_copies": one.good_copies}
                 reasons = {"reasons": one.reasons} if copies else {}
                 rows.append({**ledger_row(one.metadata), **copies, **reasons})
+        if not rows:
+            await check_filter(client, wanted)
     if ids_only:
         with invocation.output.stream() as put:
             for row in rows:
@@ -518,7 +522,8 @@ async def verify(
     log: OfLog = None,
     under_replicated: UnderReplicated = False,
     rate: Annotated[
-        float | None, typer.Option(min=0.01, metavar="MIB", help="MiB per second that are read at most.")
+        float | None,
+        typer.Option(min=0.01, max=RATE_MIB_MAX, metavar="MIB", help="MiB per second that are read at most."),
     ] = None,
     at_once: Annotated[int, typer.Option(min=1, max=64, help="How many ledgers are read at once.")] = 4,
     password_file: PasswordFile = None,
@@ -536,20 +541,19 @@ async def verify(
     if ledgers and not wanted.lets_all_through:
         usage_error("name ledgers, or give filters, and not both")
     async with invocation.connect() as client:
-        context = client._context
         named = [await client.ledger_metadata(name_or_id(text)) for text in ledgers or ()]
 
         async def chosen() -> AsyncGenerator[tuple[int, LedgerMetadata | MetadataCorruptError], None]:
             for metadata in named:
                 yield metadata.ledger_id, metadata
             if not named:
-                async with aclosing(select_ledgers(context, wanted)) as selected:
+                async with aclosing(select_ledgers(client._context, wanted)) as selected:
                     async for one in selected:
                         yield one.ledger_id, one.metadata
 
         total = len(named) or (await _count(client) if wanted.lets_all_through else None)
         verification = Verification(
-            context,
+            client._context,
             password=password_of(password_file),
             bytes_per_s=None if rate is None else rate * MIB,
             ledgers_at_once=at_once,
@@ -563,6 +567,8 @@ async def verify(
                     bad.append(one)
                     if output.form is Format.JSONL:
                         output.document(one.row())
+        if not totals.ledgers:
+            await check_filter(client, wanted)
     summary = {**asdict(totals), "condition": totals.condition.label, "seconds": time.monotonic() - began}
     if output.form is Format.JSONL:
         output.document({"summary": summary})
@@ -747,20 +753,10 @@ async def repair(
                 on_progress=show_progress,
             )
     if not (report.fragments or report.is_last_fragment_left or report.was_recovered):
-        await _check_known(invocation, which, replace)
+        async with await open_store(invocation.metadata_uri) as store:
+            await check_bookie(store, replace)
     output.document(asdict(report), text=text_of_repair(report, is_unbounded=metadata.is_unbounded))
     return Exit.DAMAGED if any(fragment.lost for fragment in report.fragments) else Exit.OK
-
-
-async def _check_known(invocation: Invocation, ledger_id: int, bookie: str) -> None:
-    """Raise NoSuchKeyError for a bookie that neither runs nor has a cookie: its id is mistyped."""
-    async with await open_store(invocation.metadata_uri) as store:
-        known = {*await registered_bookies(store), *await available_bookies(store)}
-    if bookie not in known:
-        raise client_aio.NoSuchKeyError(
-            f"there is no bookie {bookie}: it is in no fragment of ledger {ledger_id}, and the cluster's "
-            f"bookies are {', '.join(sorted(known)) or 'none'}"
-        )
 
 
 @command(app, "delete")
@@ -782,6 +778,8 @@ async def delete(
     password_file: PasswordFile = None,
 ) -> int:
     """Delete ledgers, for good. On a terminal it asks first. A ledger that a log lists is refused."""
+    for text in ledger_ids:
+        check_name_or_id(name_or_id(text))  # before the first one is deleted
     ask(f"Delete {', '.join(ledger_ids)} and every entry in it?", is_answered=yes)
     password = password_of(password_file)
     async with invocation.connect() as client:

@@ -10,30 +10,27 @@ import typer
 
 from client_aio.cli.completion import complete_bookies
 from client_aio.cli.exit_codes import Exit
-from client_aio.cli.options import Invocation, Placement, PlacementOption, command, usage_error
+from client_aio.cli.known import check_bookie
+from client_aio.cli.options import RATE_MIB_MAX, Invocation, Placement, PlacementOption, command, usage_error
 from client_aio.cli.output import Output
 from client_aio.config import MIB, AutoRecoveryConfig
 from metadata.access.bookies import (
     DRAINING,
     READ_ONLY,
-    REMOVED,
     Order,
     Orders,
     available_bookies,
     await_obedience,
     change_order,
-    registered_bookies,
-    retire,
 )
 from metadata.backends.uri import open_store
 from metadata.errors import (
     InvalidTransitionError,
-    NoSuchKeyError,
 )
-from metadata.store import MetadataStore
 
 if TYPE_CHECKING:
     from client_aio import Client
+    from client_aio.autorecovery.drain import Drain, DrainReport
 
 app = typer.Typer()
 """Its commands are those of `client_aio.cli.bookie`."""
@@ -57,13 +54,6 @@ class Switch(StrEnum):
 
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
-
-
-async def _check_known(store: MetadataStore, bookie: str) -> None:
-    """Raise NoSuchKeyError for a bookie that neither has a cookie, nor runs, nor has an order."""
-    known = await registered_bookies(store)
-    if bookie not in {*known, *await available_bookies(store), *(await Orders.read(store)).by_bookie}:
-        raise NoSuchKeyError(f"there is no bookie {bookie}; the cluster's are {', '.join(known) or 'none'}")
 
 
 @command(app, "read-only")
@@ -91,7 +81,7 @@ async def read_only(
         return order or Order(READ_ONLY, since_ms=_now_ms())
 
     async with await open_store(invocation.metadata_uri) as store:
-        await _check_known(store, bookie)
+        await check_bookie(store, bookie)
         if dry_run:
             order = decide((await Orders.read(store)).by_bookie.get(bookie))
             obeys = False if bookie in await available_bookies(store) else None
@@ -132,7 +122,10 @@ DryRun = Annotated[
 Rate = Annotated[
     float,
     typer.Option(
-        min=0.01, metavar="MIB", help="MiB per second that this process reads at most, if it has to copy."
+        min=0.01,
+        max=RATE_MIB_MAX,
+        metavar="MIB",
+        help="MiB per second that this process reads at most, if it has to copy.",
     ),
 ]
 _RATE_MIB = AutoRecoveryConfig().worker_bytes_per_s / MIB
@@ -253,17 +246,7 @@ async def _drain(
             plan = await drain.plan()
             output.document(document_of_plan(plan), text=text_of_plan(plan))
             return Exit.UNAVAILABLE if plan.is_refused else Exit.OK
-        try:
-            report = await drain.run()
-        except asyncio.CancelledError:
-            if drain.stage == DRAINING:
-                output.note(
-                    f"interrupted: bookie {bookie} stays draining, and takes no entries. Run this again to "
-                    f"go on; `bookie-aio bookie decommission --cancel {bookie}` takes the order back"
-                )
-            elif drain.stage:
-                output.note(f"interrupted: bookie {bookie} is being removed. Run this again to end that")
-            raise
+        report = await _run(drain, bookie, output)
     output.document(
         asdict(report),
         text=f"bookie {bookie} {verb} the cluster: {report.ledgers_moved:,} ledgers moved in "
@@ -272,11 +255,26 @@ async def _drain(
     return Exit.OK
 
 
+async def _run(drain: "Drain", bookie: str, output: Output) -> "DrainReport":
+    """Run a drain; one that is interrupted says what stays, and how to go on."""
+    try:
+        return await drain.run()
+    except asyncio.CancelledError:
+        if drain.stage == DRAINING:
+            output.note(
+                f"interrupted: bookie {bookie} stays draining, and takes no entries. Run this again to "
+                f"go on; `bookie-aio bookie decommission --cancel {bookie}` takes the order back"
+            )
+        elif drain.stage:
+            output.note(f"interrupted: bookie {bookie} is being removed. Run this again to end that")
+        raise
+
+
 async def _cancel(invocation: Invocation, bookie: str) -> int:
     from client_aio.autorecovery.drain import cancel_drain
 
     async with invocation.connect() as client:
-        await _check_known(client._context.ledgers.store, bookie)
+        await check_bookie(client._context.ledgers.store, bookie)
         had_one = await cancel_drain(client._context, bookie)
     text = "takes entries again" if had_one else "was not being decommissioned"
     invocation.output.document({"bookie_id": bookie, "cancelled": had_one}, text=f"bookie {bookie} {text}")
@@ -289,11 +287,16 @@ async def _check_unnamed(client: "Client", bookie: str, output: Output) -> None:
 
     async with output.tracking(f"bookie {bookie}", every_s=None) as show:
         naming = await ledgers_naming(client._context, bookie, lambda count: show(count, None, "ledgers"))
-    if naming:
-        raise InvalidTransitionError(
-            f"{len(naming):,} ledgers name bookie {bookie}, such as {naming[0]}: have them repaired, "
-            f"closed or deleted first (`ledger list --bookie {bookie}`)"
-        )
+    if not naming:
+        return
+    order = (await Orders.read(client._context.ledgers.store)).by_bookie.get(bookie)
+    stays = ""
+    if order is not None and order.is_leaving:
+        stays = f". It stays draining; `bookie decommission --cancel {bookie}` takes that order back"
+    raise InvalidTransitionError(
+        f"{len(naming):,} ledgers name bookie {bookie}, such as {naming[0]}: have them repaired, "
+        f"closed or deleted first (`ledger list --bookie {bookie}`){stays}"
+    )
 
 
 @command(app, "forget")
@@ -304,34 +307,20 @@ async def forget(
 ) -> None:
     """Leave a bookie that is gone for good out of every list. Refused while it runs, or a ledger names it.
 
-    Its id is never used again: a new bookie under it would have lost what the old one promised.
+    Otherwise as `bookie decommission`: its cookie is removed, and its id is never used again. The bookie does
+    not start any more, even on its own directory. May be interrupted anywhere, and run again: it goes on.
     """
+    from client_aio.autorecovery.drain import Drain
+
     async with invocation.connect() as client:
-        store = client._context.ledgers.store
-        await _check_known(store, bookie)
+        await check_bookie(client._context.ledgers.store, bookie)
         if bookie in client.bookies:
             raise InvalidTransitionError(f"bookie {bookie} runs: stop it before it is forgotten")
-        if dry_run:
-            await _check_unnamed(client, bookie, invocation.output)
-        else:
-            before = given = (await Orders.read(store)).by_bookie.get(bookie)
-            if before is not None and before.mode == REMOVED:
-                raise InvalidTransitionError(
-                    f"bookie {bookie} is being decommissioned, and holds nothing any more: run "
-                    "`bookie decommission` again"
-                )
-            if before is None or not before.is_leaving:
-                given = Order(DRAINING, since_ms=_now_ms())
-                # Before the look: from now on no repair names the bookie.
-                await change_order(store, bookie, lambda _: given)
-            try:
-                await _check_unnamed(client, bookie, invocation.output)
-            except BaseException:
-                await change_order(store, bookie, lambda now: before if now == given else now)
-                raise
-            await retire(store, bookie)
-            # A drain that has begun to remove the bookie meanwhile needs its order until the cookie is gone.
-            await change_order(store, bookie, lambda now: None if now == given else now)
+        # Before any order is given: a refusal changes nothing. The drain looks again behind its order, and
+        # moves what came to name the bookie meanwhile.
+        await _check_unnamed(client, bookie, invocation.output)
+        if not dry_run:
+            await _run(Drain(client._context, bookie), bookie, invocation.output)
     text = "may be forgotten" if dry_run else "is forgotten, and its id is not used again"
     invocation.output.document(
         {"bookie_id": bookie, "forgotten": not dry_run}, text=f"bookie {bookie} {text}"

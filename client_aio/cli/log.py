@@ -32,7 +32,7 @@ from client_aio.cli.options import Invocation, PasswordFile, Placement, Placemen
 from client_aio.cli.text import custom_of, draw_log, gap_row, link_of, log_row, text_of
 from client_aio.core.log_chain import ROLL_BYTES
 from client_aio.log.truncation import sweep as sweep_logs
-from metadata.model.log import Position
+from metadata.model.log import Position, check_log_name
 
 app = typer.Typer(no_args_is_help=True, help="Write, read and look after logs, which are chains of ledgers.")
 
@@ -349,6 +349,8 @@ async def delete(
     password_file: PasswordFile = None,
 ) -> int:
     """Delete logs with all their ledgers, for good. On a terminal it asks first."""
+    for name in names:
+        check_log_name(name)  # before the first one is deleted
     ask(f"Delete {', '.join(names)} and every record in it?", is_answered=yes)
     password = password_of(password_file)
     async with invocation.connect() as client:

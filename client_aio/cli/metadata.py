@@ -7,12 +7,13 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import IO, Annotated
 
 import typer
 
+from client_aio.cli.files import replacing
 from client_aio.cli.input import ask, read_chunks, size_of
 from client_aio.cli.options import Invocation, command, usage_error
 from client_aio.cli.output import Output
@@ -72,28 +73,13 @@ def _target(file: str) -> Path:
 
 @asynccontextmanager
 async def _written(path: Path | None) -> AsyncIterator[IO[bytes]]:
-    """Yield a file to write; it takes its name when it is complete, and durable. None: standard output."""
+    """Yield a file to write; it takes its name when it is complete. None: standard output."""
     if path is None:
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
         return
-    # For no other user of the machine, as the embedded store is. Two dumps to one file have a draft each.
-    descriptor, draft = tempfile.mkstemp(".new", f"{path.name}.", path.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as target:
-            yield target
-            target.flush()
-            os.fsync(target.fileno())
-        os.replace(draft, path)
-    except BaseException:
-        with suppress(FileNotFoundError):
-            os.unlink(draft)
-        raise
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    with replacing(path) as target:
+        yield target
 
 
 @command(app, "restore")
@@ -125,6 +111,9 @@ async def restore(
     that, give no id out twice, and drop nothing. `bookie accept-metadata` then has the last word.
     """
     output, size = invocation.output, size_of(file)
+    if size is None and clear and not (yes or dry_run):
+        # Where standard input is the dump, nobody can answer there.
+        usage_error("--clear removes all that the store holds: with a dump from a pipe, say --yes as well")
     with _source(file, size) as source:
         if size is None:
             async with aclosing(read_chunks(file)) as chunks:

@@ -416,6 +416,8 @@ LostBookieDelay = Annotated[
     ),
 ]
 LOST_BOOKIE_DELAY_S = AutoRecoveryConfig().lost_bookie_delay_s
+RATE_MIB_MAX = 1e6
+"""The highest rate that an option takes, in MiB a second: more than any machine reads."""
 RecoverAbandoned = Annotated[
     float | None,
     typer.Option(

@@ -27,6 +27,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
+from client_aio.cli.files import replacing
 from client_aio.config import MIB
 from metadata.errors import InvalidArgumentError
 
@@ -349,10 +350,8 @@ class Contexts:
                 "a context is kept as UTF-8: write other bytes of a path as %FF in its URI"
             ) from None
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        draft = path.with_suffix(".new")
-        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        with replacing(path) as file:
             file.write(content)
-        draft.replace(path)
 
     def of(self, name: str) -> dict[str, str]:
         """Return a context. Raises InvalidArgumentError where there is none of that name."""

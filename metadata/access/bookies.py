@@ -458,9 +458,9 @@ async def is_retired(store: MetadataStore, bookie_id: str) -> bool:
 async def retire(store: MetadataStore, bookie_id: str) -> None:
     """Leave a bookie that is gone for good out of every list. Its caller checked that no ledger names it.
 
-    Its cookie stays, so its id is never used again. A new bookie under it would have lost its fences. Then a
-    writer that was cut off for long could have an entry acknowledged there (rule 6). The bookie itself may
-    come back on its own directory.
+    Its id is never used again. A new bookie under it would have lost its fences. Then a writer that was cut
+    off for long could have an entry acknowledged there (rule 6). The caller removes the cookie afterwards:
+    without one, the bookie does not start on its own directory either.
     """
     with contextlib.suppress(KeyExistsError):
         await store.create(f"{KEY_RETIRED}/{check_bookie_id(bookie_id)}", b"{}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
 import signal
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
@@ -17,8 +16,9 @@ from client_aio.cli import bookie
 from client_aio.cli.options import Placement
 from client_aio.config import AutoRecoveryConfig
 from client_aio.core.audit import Condition
-from metadata.access.bookies import REMOVED, Order, Orders, change_order
+from metadata.access.bookies import DRAINING, REMOVED, Order, Orders, change_order, is_retired
 from metadata.backends.uri import open_store
+from metadata.ids import KEY_COOKIES
 from tests.support.cli import TIMEOUT_S, Cli, RunningCluster
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ async def test_a_cluster_says_what_is_wrong_heals_and_says_that_nothing_is(tmp_p
             lost, kept, *_ = (await client.ledger_metadata(int(ledger))).last_fragment.bookies
         assert b"paused" in cli.run("autorecovery", "pause")
         os.kill(cluster.pids()[lost], signal.SIGKILL)
-        shutil.rmtree(tmp_path / lost)
+        (tmp_path / lost).rename(tmp_path / "aside")
         await until(uri, tasks=True)
         found = status(cli, DEGRADED)
         assert (found["ledgers"], found["under_replicated"]) == ({"CLOSED": 1}, {"2": 1})
@@ -63,27 +63,31 @@ async def test_a_cluster_says_what_is_wrong_heals_and_says_that_nothing_is(tmp_p
         assert (row["good_copies"], row["reasons"]) == (2, [f"{lost} is down"])
         assert f"1 ledgers name bookie {lost}".encode() in cli.run("bookie", "forget", lost, code=1)
         async with await open_store(uri) as store:
-            orders = await Orders.read(store)
-        # An order was given before the look, so that no repair names the bookie behind it. It is taken back.
-        assert orders.version is not None
-        assert not orders.by_bookie
+            assert not (await Orders.read(store)).by_bookie  # what is refused has changed nothing
+            # A forget, or a drain, that was killed has left its order. It goes on unless it is taken back.
+            await change_order(store, lost, lambda _: Order(DRAINING))
+            refused = cli.run("bookie", "forget", lost, code=1)
+            assert f"stays draining; `bookie decommission --cancel {lost}`".encode() in refused
+            cli.run("bookie", "decommission", "--cancel", lost)
+            assert not (await Orders.read(store)).by_bookie
 
         assert b"goes on" in cli.run("autorecovery", "resume")
         await until(uri, tasks=False)
         assert cli.run("ledger", "list", "--ids", "--bookie", lost) == b""
         assert b"runs: stop it" in cli.run("bookie", "forget", kept, code=1)
-        async with await open_store(uri) as store:  # A drain is about to remove its cookie.
-            await change_order(store, lost, lambda _: Order(REMOVED))
-            assert b"is being decommissioned" in cli.run("bookie", "forget", lost, code=1)
-            assert (await Orders.read(store)).by_bookie[lost].mode == REMOVED
-            await change_order(store, lost, lambda _: None)
-        cli.run("bookie", "forget", lost)
         async with await open_store(uri) as store:
+            # Another forget, or a drain, was killed when it was about to remove the cookie.
+            await change_order(store, lost, lambda _: Order(REMOVED))
+            assert b"is forgotten" in cli.run("bookie", "forget", lost)
             assert not (await Orders.read(store)).by_bookie
+            assert await is_retired(store, lost)
+            assert lost not in await store.children(KEY_COOKIES)
         assert status(cli, HEALTHY)["problems"] == []
         assert lost not in [each["bookie_id"] for each in cli.rows("bookie", "list")]
-        again = ("bookie", "serve", "--id", lost, "--dir", str(tmp_path / "new"), "--listen", "127.0.0.1:0")
-        assert b"empty" in cli.run(*again, code=1)
+        for directory in ("new", "aside"):
+            where = ("--dir", str(tmp_path / directory), "--listen", "127.0.0.1:0")
+            error = cli.run("bookie", "serve", "--id", lost, *where, code=1)
+            assert b"was decommissioned, and its id is never used again" in error
     finally:
         cluster.end()
 

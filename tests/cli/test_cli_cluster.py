@@ -14,7 +14,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from client_aio.cli.local_control import supervisor_of
+from client_aio.cli.cluster import BookieProcess, LocalCluster
+from client_aio.cli.exit_codes import BookieStartError
+from client_aio.cli.local_control import read_record, record_of, supervisor_of
+from metadata.errors import BookieUnavailableError
 from tests.support.cli import TIMEOUT_S, Cli, RunningCluster
 
 if TYPE_CHECKING:
@@ -253,3 +256,71 @@ def test_peers_that_take_all_connections_leave_descriptors_for_the_storage(tmp_p
     assert b"too many connections" in log
     assert b"no space left" not in log
     assert b"oo many open files" not in log
+
+
+def test_its_own_metadata_store_needs_to_be_named_once_and_the_embedded_one_moves_along(
+    clusters: Clusters, tmp_path: Path
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    own = f"sqlite://{tmp_path / 'elsewhere' / 'metadata.db'}"
+    assert clusters.start(tmp_path / "own", "-n", "1", "--metadata", own).end()[0] == 0
+    again = clusters.start(tmp_path / "own")
+    assert (_ids(again)[0], again.document["metadata"]) == ("b1", own)
+    assert clusters.start(tmp_path / "embedded", "-n", "1").end()[0] == 0
+    (tmp_path / "embedded").rename(tmp_path / "moved")
+    moved = clusters.start(tmp_path / "moved")
+    assert moved.document["metadata"] == f"sqlite://{tmp_path / 'moved' / 'metadata.db'}"
+
+
+async def test_a_start_that_ends_before_all_serve_has_recorded_which_bookies_there_are(
+    tmp_path: Path,
+) -> None:
+    """A bookie takes entries as soon as it serves, so the next start must be of all of them."""
+    cluster = _cluster(tmp_path)
+    await cluster.prepare()
+    recorded: list[list[str]] = []
+
+    async def look(bookie: BookieProcess) -> None:
+        recorded.append([row["bookie_id"] for row in read_record(tmp_path)["bookies"]])
+        with pytest.raises(BookieUnavailableError, match="is starting"):
+            record_of(os.getpid(), tmp_path)
+        raise BookieStartError("not in this test", bookie_id=bookie.bookie_id)
+
+    cluster._start = look  # type: ignore[method-assign]
+    with pytest.raises(BookieStartError):
+        await cluster.start()
+    assert recorded[0] == ["b1", "b2", "b3", "b4"]
+    for descriptor in cluster._locks:
+        os.close(descriptor)
+    # No bookie has made a cluster, so there is none in the store; the next start makes it.
+    again = _cluster(tmp_path)
+    await again.prepare()
+    assert [bookie.bookie_id for bookie in again.bookies] == recorded[0]
+    for descriptor in again._locks:
+        os.close(descriptor)
+
+
+def _cluster(directory: Path) -> LocalCluster:
+    return LocalCluster(
+        directory,
+        metadata=None,
+        bookies=4 if not (directory / "cluster.json").exists() else None,
+        spares=0,
+        base_port=0,
+        racks=0,
+        restart=False,
+        arguments=[],
+        has_page=False,
+        report=lambda _: None,
+    )
+
+
+def test_a_cluster_whose_metadata_are_lost_does_not_start_as_another_one(
+    clusters: Clusters, tmp_path: Path
+) -> None:
+    assert clusters.start(tmp_path, "-n", "1").end()[0] == 0
+    for path in tmp_path.glob("metadata.db*"):
+        path.rename(tmp_path / f"kept-{path.name}")
+    error = Cli().run("cluster", "up", "-n", "3", "--dir", str(tmp_path), code=3)
+    assert b"there is no cluster" in error
+    assert not (tmp_path / "metadata.db").exists()

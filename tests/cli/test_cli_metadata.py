@@ -88,3 +88,9 @@ async def test_a_dump_is_read_from_a_pipe_by_its_name_and_written_over_no_device
     restoring = asyncio.create_task(command(elsewhere, "metadata", "restore", str(fifo), "-o", "json"))
     await asyncio.to_thread(fifo.write_bytes, dumped)
     assert json.loads((await restoring)[0])["dry_run"] is False
+    # Standard input is no terminal that a question could be answered at, so it has to be answered before.
+    clear = ("metadata", "restore", "-", "--clear")
+    _, error = await command(elsewhere, *clear, stdin=dumped, code=2)
+    assert b"say --yes as well" in error
+    assert await command(elsewhere, "ledger", "list", code=0)
+    await command(elsewhere, *clear, "--yes", stdin=dumped)
