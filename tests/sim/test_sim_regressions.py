@@ -296,3 +296,9 @@ def test_a_page_says_what_a_repair_without_the_password_may_store(profile: str, 
 def test_a_directory_outlives_a_kill_in_the_formatting_and_a_power_cut(profile: str, seed: int) -> None:
     """Its draft was there at the next start, and nobody had synced the directory's name."""
     replay(profile, seed, pace=None)
+
+
+@pytest.mark.parametrize(("profile", "seed"), [("leaving-bookie", 1155418)])
+def test_what_a_bookie_gives_to_a_repair_counts_as_held(profile: str, seed: int) -> None:
+    """Of the checker: the writer had closed the connection before the bookie stored its add."""
+    replay(profile, seed, pace=None)

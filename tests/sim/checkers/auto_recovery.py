@@ -81,17 +81,12 @@ class Watched:
         self._longest: dict[str, float] = {}
         self._tasks: dict[str, RepairTask] = {}
         self._locked_at: dict[int, float] = {}  # when each ledger was locked last
-        self._given: dict[tuple[str, int], set[int]] = {}
         self._leaving: dict[str, str] = {}  # the mode of the last order of each bookie that was to leave
         self._sees_in_time = not any(fault.kind.startswith(_BLINDING) for fault in simulation.plan.faults)
         self._sees_in_time &= not any(
             actor.role in ("repairer", "operator") for actor in simulation.plan.actors
         )
-        self._history.on_given = self._was_given
         simulation.tree.watchers.append(self.changed)
-
-    def _was_given(self, bookie: str, ledger_id: int, entries: range) -> None:
-        self._given.setdefault((bookie, ledger_id), set()).update(entries)
 
     def changed(self, key: str, value: bytes | None, _: Version | None) -> None:
         """Judge a change of the metadata store, when it takes effect."""
@@ -226,8 +221,8 @@ class Watched:
         )
 
     def _shown(self, bookie: str, ledger_id: int, content_term: int) -> set[int]:
-        promised = self._history.words.promised_under(bookie, ledger_id, content_term)
-        return self._given.get((bookie, ledger_id), set()).union(promised)
+        words = self._history.words
+        return {*words.given(bookie, ledger_id), *words.promised_under(bookie, ledger_id, content_term)}
 
     def _check_away(self, after: LedgerMetadata, old: str) -> None:
         away_s = self._longest_absence(old)

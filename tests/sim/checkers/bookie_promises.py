@@ -32,7 +32,7 @@ from metadata.ids import KEY_ID_FLOOR, KEY_LEDGERS, KEY_SET_BACKS, ledger_id_of
 from metadata.model.ledger import LedgerState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Set
 
     from metadata.store import Version
     from tests.sim.checkers.invariants import History, LedgerRecord
@@ -53,6 +53,7 @@ class Words:
     def __init__(self, history: History) -> None:
         self._history = history
         self.promised: dict[tuple[str, int], dict[int, int]] = {}  # bookie, ledger → entry → event number
+        self._given: dict[tuple[str, int], set[int]] = {}  # bookie, ledger → entries
         self.forgotten: set[tuple[str, int]] = set()  # bookie, ledger
         self._promised_under: dict[tuple[str, int, int], dict[int, int]] = {}  # ... and content term
         self.denied: dict[tuple[int, int], set[str]] = {}  # ledger, entry → who said no to a recovery read
@@ -122,6 +123,22 @@ class Words:
         if term is not None:
             self._check_fences(bookie, ledger_id, term, f"acknowledged {entries}", self._is_of_now)
             self._holds(bookie, ledger_id, term)
+
+    def gave(self, bookie: str, ledger_id: int, entries: range) -> None:
+        """Note that a bookie gave entries to a reader: what it finds is durable."""
+        self._given.setdefault((bookie, ledger_id), set()).update(entries)
+
+    def given(self, bookie: str, ledger_id: int) -> Set[int]:
+        """Return the entries that a bookie has given to a reader."""
+        return self._given.get((bookie, ledger_id), frozenset())
+
+    def has_shown(self, bookie: str, ledger_id: int, entry_id: int) -> bool:
+        """Return whether a bookie has shown that it holds an entry: has acknowledged it, or given it.
+
+        It may have stored the add of a writer that had closed the connection before the answer.
+        """
+        key = bookie, ledger_id
+        return entry_id in self.promised.get(key, ()) or entry_id in self._given.get(key, ())
 
     def forget(self, bookie: str, ledger_id: int) -> None:
         """Let a bookie off what it promised of a ledger: it has nothing to do with it any more (rule 15).

@@ -143,8 +143,6 @@ class History:
         self.on_violation: Callable[[], None] = lambda: None
         self.words = Words(self)
         self.promised = self.words.promised
-        self.on_given: Callable[[str, int, range], None] | None = None
-        """Told which entries of a ledger a bookie has given to a reader."""
         self.is_set_back_told = True
         """Some event in the metadata store tells of the last time at which the store was set back."""
         self.confirmers: list[Callable[[], None]] = []
@@ -437,7 +435,9 @@ class History:
     def _check_copies(self, metadata: LedgerMetadata, entries: range, quorum: int, name: str) -> None:
         absent = {one: one.entries for one in metadata.absent}  # how many of each the former bookie may hold
         for entry_id in entries:
-            holders = self.holders(metadata, entry_id)
+            # A repair relies on what it reads: no answer may have come to the add of that.
+            has = self.words.has_shown
+            holders = [one for one in write_set(metadata, entry_id) if has(one, metadata.ledger_id, entry_id)]
             for one in absent if len(holders) < quorum else ():
                 if absent[one] and self._holds_for(metadata, entry_id, one):
                     absent[one] -= 1
@@ -447,22 +447,22 @@ class History:
                 name,
                 lambda entry_id=entry_id, holders=holders: (
                     f"ledger {metadata.ledger_id} was closed; that they have entry {entry_id} only "
-                    f"{holders} said"
+                    f"{holders} have shown"
                 ),
             )
 
     def _holds_for(self, metadata: LedgerMetadata, entry_id: int, absent: Absent) -> bool:
-        """Return whether the former bookie of a seat said that it has an entry that the new one lacks."""
+        """Return whether the former bookie of a seat has shown an entry that the new one lacks."""
         fragment = metadata.fragment_of(entry_id)
         if absent.first_entry != fragment.first_entry:
             return False
         bookie, owing = fragment.bookies[absent.seat], write_set_of(metadata, fragment, entry_id)
-        has, ledger_id = self.promised, metadata.ledger_id
+        has, ledger_id = self.words.has_shown, metadata.ledger_id
         return (
             bookie in owing
             and absent.bookie not in owing
-            and entry_id not in has.get((bookie, ledger_id), ())
-            and entry_id in has.get((absent.bookie, ledger_id), ())
+            and not has(bookie, ledger_id, entry_id)
+            and has(absent.bookie, ledger_id, entry_id)
         )
 
     def told_fenced(self, who: str, ledger_id: int, error: Exception) -> None:

@@ -107,14 +107,14 @@ def _check_repair(
         for one in after.absent
         if one.first_entry == new[index].first_entry and one.bookie in lost
     )
-    size = after.ensemble_size
+    size, has_shown = after.ensemble_size, lives.words.has_shown
     for bookie in took:
         owed = [
             entry_id
             for entry_id in range(new[index].first_entry, following)
             if bookie in [new[index].bookies[(entry_id + each) % size] for each in range(after.write_quorum)]
         ]
-        lacking = [entry_id for entry_id in owed if not lives.has_shown(bookie, life.ledger_id, entry_id)]
+        lacking = [entry_id for entry_id in owed if not has_shown(bookie, life.ledger_id, entry_id)]
         text = f"{bookie} has never shown {lacking}, with {absent} recorded as absent: {what}"
         lives.require(len(lacking) <= absent, "RepairsCopyFirst", text)
 

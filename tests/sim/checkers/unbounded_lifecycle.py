@@ -150,11 +150,9 @@ class Lives:
 
     def __init__(self, simulation: Simulation) -> None:
         self._history = simulation.history
+        self.words = simulation.history.words
         self.fail = simulation.history.fail
-        self._promised = simulation.history.promised
         self._pages: dict[str, bytes] = {}
-        self._given: dict[tuple[str, int], set[int]] = {}  # by bookie and ledger
-        simulation.history.on_given = self._was_given
         self.not_done = NotDone(simulation.history)
         self.all: dict[int, Life] = {}
         self.named: int | None = None
@@ -305,17 +303,6 @@ class Lives:
         assert life.metadata is not None
         kept = life.metadata.last_fragment.first_entry - 1
         return max([kept, *[handle.ledger.last_add_confirmed for handle in life.handles]])
-
-    # --- what bookies hold ---------------------------------------------------------------------
-
-    def _was_given(self, bookie: str, ledger_id: int, entries: range) -> None:
-        if ledger_id in self.all:
-            self._given.setdefault((bookie, ledger_id), set()).update(entries)
-
-    def has_shown(self, bookie: str, ledger_id: int, entry_id: int) -> bool:
-        """Return whether a bookie has shown that it holds an entry: has acknowledged it, or given it."""
-        key = bookie, ledger_id
-        return entry_id in self._promised.get(key, ()) or entry_id in self._given.get(key, ())
 
     # --- the metadata store --------------------------------------------------------------------
 

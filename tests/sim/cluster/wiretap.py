@@ -222,10 +222,8 @@ class Tap:
         )  # fmt: skip
 
     def _given(self, request: Read, asked_at: int, answer: ReadAnswer) -> None:
-        history = self._history
-        if history.on_given is not None:
-            given = range(request.first, answer.stop_entry, request.stride)
-            history.on_given(self._bookie, request.ledger_id, given)
+        given = range(request.first, answer.stop_entry, request.stride)
+        self._words.gave(self._bookie, request.ledger_id, given)
         if answer.stop == Stop.NO_SUCH_ENTRY:
             if request.term != NO_TERM:
                 self._words.denies(self._bookie, request.ledger_id, answer.stop_entry)
