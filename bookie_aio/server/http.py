@@ -8,7 +8,8 @@
     GET /api/v1/openapi.json   the description of all these
 
 It listens before the bookie starts, so a long replay shows as "starting". Nothing here changes anything, and
-there is no authentication. So it listens beyond loopback only where the bookie itself may.
+there is no authentication. So it listens beyond loopback only where the bookie itself may. On loopback the
+Host header must be an address, "localhost", or the name that it listens on (`metadata.host_header`).
 
 Bounds. A stranger must not take the bookie's time, memory or descriptors by HTTP:
 
@@ -19,9 +20,11 @@ Bounds. A stranger must not take the bookie's time, memory or descriptors by HTT
 - 8 KiB for a line of a request, 64 header fields. A body is never read.
 - The log has one line for each reason and minute, and none for a malformed request.
 - Documents are made again only when they are some time old, and callers at the same time share one making.
-  So the work does not grow with the requests. It counts as work of the slow lane, whose other requests wait
-  for it.
-- Metrics are made family by family, one in an event-loop iteration.
+  So the work does not grow with the requests.
+- `/metrics` counts as work of the slow lane, whose other requests wait for it. It is made family by family,
+  one in an event-loop iteration.
+- The survey of the cluster reads the metadata of all ledgers, and is no work of the slow lane. It is made
+  again after ten times as long as it took, however it ended.
 """
 
 from __future__ import annotations
@@ -35,11 +38,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from aiohttp import web
 
+from bookie_aio.config import is_loopback
 from bookie_aio.metrics import METRICS, HttpMetrics
 from bookie_aio.server.bookie import listening_sockets
 from bookie_aio.structured_logging import RepeatedWarnings
 from metadata.access.bookies import join_address
 from metadata.errors import BookKeeperError, OperationTimeoutError
+from metadata.host_header import is_host_allowed
 from metadata.metrics import CONTENT_TYPE, families, of_process, render
 
 if TYPE_CHECKING:
@@ -65,6 +70,8 @@ _ACCEPT_AGAIN_S = 0.5
 _METRICS_KEPT_S = 0.25
 _READINESS_KEPT_S = 1.0
 _CLUSTER_KEPT_S = 5.0
+_CLUSTER_REST = 10.0
+"""How many times as long as the survey took it is kept at least: it takes an eleventh of the time at most."""
 _FAILURE_KEPT_S = 1.0
 _CLUSTER_TIMEOUT_S = 12.0
 _LAG_INTERVAL_S = 0.25
@@ -90,32 +97,45 @@ class Answer(NamedTuple):
 class Kept:
     """An answer that is made again when it is older than so many seconds. Callers at once share a making.
 
-    A making that failed is kept for a second at most.
+    A making that failed is kept for a second at most, unless it has to rest for longer.
     """
 
-    def __init__(self, make: Callable[[], Awaitable[Answer]], kept_s: float) -> None:
+    def __init__(
+        self,
+        make: Callable[[], Awaitable[Answer]],
+        kept_s: float,
+        clock: Callable[[], float],
+        *,
+        rest: float = 0.0,
+    ) -> None:
+        """Prepare; `get` makes the answer.
+
+        Args:
+            rest: how many times as long as the making took its end is kept at least, a failure too.
+        """
         self._make = make
         self._kept_s = kept_s
+        self._clock = clock
+        self._rest = rest
         self._loop = asyncio.get_running_loop()
         self._making: asyncio.Task[Answer] | None = None
-        self._made_at = 0.0
+        self._old_at = 0.0
 
     async def get(self) -> Answer:
         """Return the answer. Cancelled, it leaves the making to the other callers, and to later ones."""
-        if self._making is None or (self._making.done() and self._is_old(self._making)):
+        if self._making is None or (self._making.done() and self._clock() >= self._old_at):
             self._making = self._loop.create_task(self._run())
         return await asyncio.shield(self._making)
 
-    def _is_old(self, made: asyncio.Task[Answer]) -> bool:
-        has_failed = made.cancelled() or made.exception() is not None
-        kept_s = min(self._kept_s, _FAILURE_KEPT_S) if has_failed else self._kept_s
-        return self._loop.time() - self._made_at >= kept_s
-
     async def _run(self) -> Answer:
+        begun_at, kept_s = self._clock(), min(self._kept_s, _FAILURE_KEPT_S)
         try:
-            return await self._make()
+            answer = await self._make()
+            kept_s = self._kept_s
+            return answer
         finally:
-            self._made_at = self._loop.time()
+            now = self._clock()
+            self._old_at = now + max(kept_s, self._rest * (now - begun_at))
 
     async def close(self) -> None:
         """End a making that is under way."""
@@ -188,9 +208,10 @@ class HttpServer:
     """The HTTP endpoint of one bookie; made by `listen`. An async context manager that closes it."""
 
     def __init__(
-        self, sockets: list[socket.socket], clock: Callable[[], float], disk: DiskTimes | None
+        self, sockets: list[socket.socket], name: str, clock: Callable[[], float], disk: DiskTimes | None
     ) -> None:
         self._sockets = sockets
+        self._names = frozenset({name.casefold()})
         self._clock = clock
         self._disk = disk
         self._loop = asyncio.get_running_loop()
@@ -204,16 +225,17 @@ class HttpServer:
         self._lag_timer: asyncio.TimerHandle | None = None
         self._lag_due = 0.0
         self._kept = {
-            "/metrics": Kept(self._metrics, _METRICS_KEPT_S),
-            "/healthz": Kept(self._healthz, 0.0),
-            "/readyz": Kept(self._readyz, _READINESS_KEPT_S),
-            "/api/v1/bookie": Kept(self._info, _METRICS_KEPT_S),
-            "/api/v1/cluster": Kept(self._survey, _CLUSTER_KEPT_S),
-            "/api/v1/openapi.json": Kept(self._openapi, float("inf")),
+            "/metrics": Kept(self._metrics, _METRICS_KEPT_S, clock),
+            "/healthz": Kept(self._healthz, 0.0, clock),
+            "/readyz": Kept(self._readyz, _READINESS_KEPT_S, clock),
+            "/api/v1/bookie": Kept(self._info, _METRICS_KEPT_S, clock),
+            "/api/v1/cluster": Kept(self._survey, _CLUSTER_KEPT_S, clock, rest=_CLUSTER_REST),
+            "/api/v1/openapi.json": Kept(self._openapi, float("inf"), clock),
         }
         self.metrics = HttpMetrics()
         host, port = sockets[0].getsockname()[:2]
         self.address = join_address(host, port)
+        self._is_on_loopback = all(is_loopback(one.getsockname()[0]) for one in sockets)
         self._accepting = [self._loop.create_task(self._accept(one)) for one in sockets]
         self._look_at_lag()
 
@@ -224,14 +246,14 @@ class HttpServer:
         """Listen on all addresses of a host.
 
         Args:
-            clock: the time in seconds, for the lag of the event loop.
+            clock: the time in seconds, for the lag of the event loop and the age of documents.
             disk: the times of the journal's system calls.
 
         Raises:
             OSError: the address cannot be listened on.
         """
         sockets = await listening_sockets(host, port, what="the bookie's HTTP endpoint", backlog=_BACKLOG)
-        return cls(sockets, clock, disk)
+        return cls(sockets, host, clock, disk)
 
     def show(
         self,
@@ -278,27 +300,34 @@ class HttpServer:
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         cast("_Connection", request.protocol).has_request = True
-        kept = self._kept.get(request.path)
-        if kept is None:
-            answer = Answer.of({"error": "no such path", "paths": list(self._kept)}, 404)
-        elif request.method not in ("GET", "HEAD"):
-            answer = Answer.of({"error": f"{request.method} is not possible: only GET and HEAD are"}, 405)
+        host = request.headers.get("Host")  # None: of a probe by HTTP/1.0; every browser sends one
+        if self._is_on_loopback and host is not None and not is_host_allowed(host, self._names):
+            path, answer = "other", Answer.of({"error": "the Host header does not name this machine"}, 421)
         else:
-            try:
-                answer = await kept.get()
-            except Exception as error:
-                reason = type(error).__name__
-                self._warnings.log(
-                    logging.ERROR, "an HTTP request failed", exc_info=error, path=request.path, reason=reason
-                )
-                answer = Answer.of({"error": f"an internal error, {reason}: see the bookie's log"}, 500)
-        self.metrics.count(request.path if kept is not None else "other", answer.status)
+            path, answer = await self._answer(request)
+        self.metrics.count(path, answer.status)
         headers = {"Content-Type": answer.content_type, "X-Content-Type-Options": "nosniff"}
         if answer.status == 405:
             headers["Allow"] = "GET, HEAD"
         response = web.Response(status=answer.status, body=answer.body, headers=headers)
         response.force_close()
         return response
+
+    async def _answer(self, request: web.BaseRequest) -> tuple[str, Answer]:
+        """Return the answer, and the path that it is counted for."""
+        path, kept = request.path, self._kept.get(request.path)
+        if kept is None:
+            return "other", Answer.of({"error": "no such path", "paths": list(self._kept)}, 404)
+        if request.method not in ("GET", "HEAD"):
+            return path, Answer.of({"error": f"{request.method} is not possible: only GET and HEAD are"}, 405)
+        try:
+            return path, await kept.get()
+        except Exception as error:
+            reason = type(error).__name__
+            self._warnings.log(
+                logging.ERROR, "an HTTP request failed", exc_info=error, path=path, reason=reason
+            )
+            return path, Answer.of({"error": f"an internal error, {reason}: see the bookie's log"}, 500)
 
     # --- documents -----------------------------------------------------------------------------
 

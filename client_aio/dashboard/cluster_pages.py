@@ -313,6 +313,7 @@ def repair_page(model: ClusterModel, moment: Now, number: int) -> Page:
         f"{ledgers_text(len(rows))}, those with the fewest good copies first",
     )
     steps = pager("/repair", LedgerQuery(page=number), len(rows))
+    all_there = f"Every ledger {'' if model.is_known else 'that was read '}has all its copies."
     return Page(
         "/repair",
         "Repair",
@@ -321,7 +322,7 @@ def repair_page(model: ClusterModel, moment: Now, number: int) -> Page:
             "recovery": _recovery(model, moment),
             "lacking": section(
                 "Ledgers that lack copies",
-                html("{}{}", found, steps) if rows else nothing("Every ledger has all its copies."),
+                html("{}{}", found, steps) if rows else nothing(all_there),
                 "lacking",
             ),
         },

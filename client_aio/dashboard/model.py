@@ -122,6 +122,30 @@ class RecoveryView:
     """The contents of some tasks, by ledger."""
 
 
+class _Unread:
+    """The ledgers that are listed, and whose metadata were never read."""
+
+    def __init__(self) -> None:
+        self.is_late = False
+        """Some of them have been so for a while."""
+        self._ledger_ids: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self._ledger_ids)
+
+    def note(self, ledger_ids: Iterable[int]) -> None:
+        """Take the place of what was listed before."""
+        self._ledger_ids = set(ledger_ids)
+        self.is_late = self.is_late and bool(self._ledger_ids)
+
+    def drop(self, ledger_id: int) -> bool:
+        """Remove a ledger that was read, or deleted. Returns whether it was there."""
+        was_there = ledger_id in self._ledger_ids
+        self._ledger_ids.discard(ledger_id)
+        self.is_late = self.is_late and bool(self._ledger_ids)
+        return was_there
+
+
 class ClusterModel:
     """The cluster as it is known."""
 
@@ -138,7 +162,7 @@ class ClusterModel:
         """When the metadata store answered last, by the wall clock."""
         self.ledgers_listed = 0
         self.is_complete = False
-        """The metadata of all ledgers have been read once."""
+        """The metadata of all ledgers that were listed first have been read."""
         self.pace: Pace | None = None
         """Of the repair that is under way."""
         self.repair_bytes_per_s = Series()
@@ -147,6 +171,7 @@ class ClusterModel:
         self._newest: list[int] = []  # a heap of the ledgers that have rows, the lowest id first
         self._order: list[int] | None = None
         self._unreadable: set[int] = set()
+        self._unread = _Unread()
         self._states: dict[int, LedgerState] = {}
         self._losses: set[int] = set()
         self._given_up: set[int] = set()
@@ -257,16 +282,23 @@ class ClusterModel:
             one.sample()
         self.revision += 1
 
-    def note_listing(self, ledger_ids: Sequence[int]) -> None:
-        """Note all ledgers that there are, ascending. Those that are gone are removed."""
+    def note_listing(self, ledger_ids: Sequence[int]) -> list[int]:
+        """Note all ledgers that there are, ascending. Those that are gone are removed.
+
+        Returns the ledgers whose metadata have not been read, ascending.
+        """
         listed = set(ledger_ids)
         self.ledgers_listed = len(listed)
         for ledger_id in [one for one in self._states.keys() | self._unreadable if one not in listed]:
             self.drop(ledger_id)
+        unread = [one for one in ledger_ids if not self.knows(one)]
+        self._unread.note(unread)
         self.revision += 1
+        return unread
 
     def drop(self, ledger_id: int) -> None:
         """Remove a ledger that was deleted."""
+        self._unread.drop(ledger_id)
         self.index.drop(ledger_id)
         self._states.pop(ledger_id, None)
         self._rows.pop(ledger_id, None)
@@ -291,6 +323,7 @@ class ClusterModel:
         if len(self._shared) > _LAYOUTS_SHARED:
             self._shared.clear()
         layout = self._shared.setdefault(layout, layout)
+        self.revision += self._unread.drop(ledger_id)
         self._unreadable.discard(ledger_id)
         self.index.note(ledger_id, layout)
         self._states[ledger_id] = metadata.state
@@ -338,11 +371,12 @@ class ClusterModel:
                 change = f"{', '.join(gained)} in place of {', '.join(lost)}"
                 self.events.add(at, "repaired", change, f"{{ledgers}}: {change}", ledger_id)
 
-    def note_complete(self) -> None:
-        """Note that the metadata of all ledgers listed have been read."""
-        if not self.is_complete:
-            self.is_complete = True
-            self.revision += 1
+    def note_pass(self, *, is_over: bool) -> None:
+        """Note that reading what a listing found is over, or takes long. What is unread then is late."""
+        before = self.is_complete, self._unread.is_late
+        self.is_complete = self.is_complete or is_over
+        self._unread.is_late = bool(self._unread)
+        self.revision += before != (self.is_complete, self._unread.is_late)
 
     def note_logs(self, names: list[str]) -> None:
         """Note the names of all logs, sorted."""
@@ -418,14 +452,14 @@ class ClusterModel:
     @property
     def is_known(self) -> bool:
         """Return whether enough is known to call the cluster healthy."""
-        return self.is_complete and not self.metadata_error
+        return self.is_complete and not self._unread.is_late and not self.metadata_error
 
     def _judge(self) -> list[Problem]:
         found: list[Problem] = []
         if self.metadata_error:
             found.append(Problem(Condition.DEGRADED, f"the metadata store: {self.metadata_error}"))
-        elif not self.is_complete:
-            read = len(self._states) + len(self._unreadable)
+        elif not self.is_known:
+            read = self.ledgers_listed - len(self._unread)
             text = f"the metadata of {read:,} of {self.ledgers_listed:,} ledgers have been read so far"
             found.append(Problem(Condition.HEALTHY, text))
         bookies, down = self.bookies.values(), self.down

@@ -6,7 +6,8 @@ was known before. A bookie that does not answer is asked again a second later.
 Its reads, at most:
 
 - the list of all ledgers every `LIST_S`: one read for each 10,000 ids in use, and some more;
-- each ledger once when it is new, `NEW_PER_LISTING` in one listing after the first one;
+- each ledger once when it is new, `NEW_PER_LISTING` in one listing after the first one. Those that are left
+  over, or not read after `LATE_S`, are told: nothing is called healthy before they are read;
 - ledgers of which a repair has ended: `URGENT_PER_S`;
 - ledgers that are not CLOSED, in turns, each within `OPEN_S`: `OPEN_PER_S`;
 - ledgers that lack copies, the same way: `LACKING_S`, `LACKING_PER_S`;
@@ -63,6 +64,7 @@ TASKS_S = 0.25
 SAMPLE_S = 2.0
 LIST_S = 10.0
 NEW_PER_LISTING = 1000
+LATE_S = 5.0
 URGENT_PER_S = 100
 OPEN_S, OPEN_PER_S = 10.0, 20
 LACKING_S, LACKING_PER_S = 2.0, 20
@@ -309,12 +311,15 @@ class Observer:
     async def _list(self, context: ClientContext) -> None:
         async with aclosing(context.ledgers.ledger_ids()) as found:
             ledger_ids = [ledger_id async for ledger_id in found]
-        self.model.note_listing(ledger_ids)
-        unknown = [one for one in ledger_ids if not self.model.knows(one)]
+        unread = self.model.note_listing(ledger_ids)
         if self.model.is_complete:
-            unknown = unknown[:NEW_PER_LISTING]
-        await for_each(unknown, partial(self.read, context), _READS_AT_ONCE)
-        self.model.note_complete()
+            unread = unread[:NEW_PER_LISTING]
+        late = self._loop.call_later(LATE_S, partial(self.model.note_pass, is_over=False))
+        try:
+            await for_each(unread, partial(self.read, context), _READS_AT_ONCE)
+        finally:
+            late.cancel()
+        self.model.note_pass(is_over=True)
         self.model.note_logs(await log_names(context.ledgers.store))
 
     async def read(self, context: ClientContext, ledger_id: int) -> None:

@@ -16,18 +16,17 @@ Nobody is authenticated, and nothing can be changed. The measures against strang
 - Load. `CONNECTIONS_MAX` connections, one request each, which must have come after 5 s. The oldest connection
   that is not live makes room for a new one. `LIVE_MAX` live pages; each gets two updates a second at most.
   A reader that takes nothing for 10 s is cut off. No update is queued: a slow reader gets the newest state.
+- The log. A malformed request is a 400, and no line. Failures of one kind are a line in a minute.
 """
 
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import json
 import logging
 import os
-from contextlib import suppress
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
 from urllib.parse import parse_qsl, urlsplit
 
 import aiohttp
@@ -39,7 +38,9 @@ from client_aio.dashboard.ledger_pages import ledger_page, ledgers_page, log_pag
 from client_aio.dashboard.markup import html, url
 from client_aio.dashboard.model import LedgerQuery
 from metadata.access.bookies import join_address, split_address
+from metadata.host_header import is_host_allowed
 from metadata.ids import LEDGER_ID_MAX
+from metadata.repeated_reports import PERIOD_S, RepeatedReports
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -63,6 +64,7 @@ _HEARTBEAT_S = 15.0
 _CLOSE_TIMEOUT_S = 1.0
 _METRICS_BYTES_MAX = 1 << 20
 _TEXT_MAX = 200
+_FIELDS_MAX = 20
 _PAGE_MAX = 1_000_000
 _FRAMES_KEPT = 32
 
@@ -84,18 +86,20 @@ HEADERS = {
 }
 
 
-def is_host_allowed(host: str, names: Collection[str]) -> bool:
-    """Return whether a Host header names this server: by an address, as localhost, or by one of the names."""
-    with suppress(ValueError):
-        host, _ = split_address(host)
-    host = host.removeprefix("[").removesuffix("]").rstrip(".").casefold()
-    if host == "localhost" or host in names:
-        return True
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
+class _Target(NamedTuple):
+    """The page that a request asks for."""
+
+    text: str
+    path: str
+    query: dict[str, str]
+
+    @classmethod
+    def of(cls, text: str) -> _Target:
+        """Parse what follows the method, which a stranger may choose; raises ValueError."""
+        text.encode()  # bytes that are no UTF-8 are surrogates here, and go into no page
+        parts = urlsplit(text)
+        query = parse_qsl(parts.query, max_num_fields=_FIELDS_MAX)
+        return cls(text, parts.path, {key: value[:_TEXT_MAX] for key, value in query})
 
 
 class Scraper:
@@ -103,7 +107,9 @@ class Scraper:
 
     def __init__(self) -> None:
         timeout = aiohttp.ClientTimeout(total=2.0)
-        self._session = aiohttp.ClientSession(timeout=timeout, auto_decompress=False)
+        self._session = aiohttp.ClientSession(
+            timeout=timeout, auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar()
+        )
 
     async def scrape(self, address: str) -> str:
         """Return the text. Raises OSError, or ValueError for an answer that is no text of ours."""
@@ -188,6 +194,7 @@ class DashboardServer:
         self._listening: asyncio.Server | None = None
         self._live = 0
         self._frames: dict[str, tuple[float, int, Page]] = {}
+        self._reports = RepeatedReports(self._loop, longest_s=PERIOD_S)
         static = files("client_aio.dashboard").joinpath("static")
         self._static = {path: static.joinpath(path.rpartition("/")[2]).read_bytes() for path in _STATIC}
         self.address = ""
@@ -239,22 +246,36 @@ class DashboardServer:
             return _answer(
                 200, _STATIC[request.path], self._static[request.path], **{"Cache-Control": "no-cache"}
             )
-        if request.path == "/live" and request.method == "GET":
-            return await self._serve_live(request, connection)
+        is_live = request.path == "/live" and request.method == "GET"
         try:
-            return await self._serve_page(request)
+            target = _Target.of(request.query.get("at", "") if is_live else request.raw_path)
+        except ValueError:
+            return _text(400, "the request is malformed\n")
+        if target.path not in _PATHS:
+            return _text(404, "there is no such page\n")
+        if is_live:
+            return await self._serve_live(request, connection, target)
+        try:
+            return await self._serve_page(target)
         except Exception as error:
-            log.error("a page could not be made", exc_info=error, extra={"path": request.path[:_TEXT_MAX]})
+            self._report(error)
             return _text(500, "an internal error: see the log of the status page\n")
+
+    def _report(self, error: Exception) -> None:
+        """Log that a page could not be made: a line for each kind of error and minute."""
+
+        def write(count: int) -> None:
+            times = f" ({count:,} times since the last report)" if count else ""
+            log.error("a page could not be made: %r%s", error, times, exc_info=None if count else error)
+
+        kind = type(error).__name__
+        self._reports.report("other errors" if self._reports.is_crowded_for(kind) else kind, write)
 
     # --- pages -----------------------------------------------------------------------------------
 
-    async def _serve_page(self, request: web.BaseRequest) -> web.StreamResponse:
-        target = request.raw_path
+    async def _serve_page(self, target: _Target) -> web.StreamResponse:
         page = await self._page(target)
-        if page is None:
-            return _text(404, "there is no such page\n")
-        body = document(page, self._model, self._moment(), self._observer.uri, url("/live", at=target))
+        body = document(page, self._model, self._moment(), self._observer.uri, url("/live", at=target.text))
         return _answer(200, "text/html", body.encode())
 
     def _health(self) -> dict[str, object]:
@@ -269,18 +290,14 @@ class DashboardServer:
     def _moment(self) -> Now:
         return Now(self._loop.time(), self._observer.wall_clock())
 
-    async def _page(self, target: str) -> Page | None:
-        """Make a page, or take the one that was made for the same state; None for no such page."""
-        found = self._frames.get(target)
+    async def _page(self, target: _Target) -> Page:
+        """Make a page, or take the one that was made for the same state."""
+        found = self._frames.get(target.text)
         now, revision = self._loop.time(), self._model.revision
         if found is not None and now < found[0] + _AGE_S and (found[1] == revision or now < found[0] + 0.2):
             return found[2]
-        parts = urlsplit(target)
-        if parts.path not in _PATHS:
-            return None
-        query = dict(parse_qsl(parts.query, max_num_fields=20))
-        page = await self._make(parts.path, {key: value[:_TEXT_MAX] for key, value in query.items()})
-        self._frames[target] = now, revision, page
+        page = await self._make(target.path, target.query)
+        self._frames[target.text] = now, revision, page
         while len(self._frames) > _FRAMES_KEPT:
             del self._frames[next(iter(self._frames))]
         return page
@@ -310,10 +327,9 @@ class DashboardServer:
 
     # --- live updates ----------------------------------------------------------------------------
 
-    async def _serve_live(self, request: web.BaseRequest, connection: _Connection) -> web.StreamResponse:
-        target = request.query.get("at", "")
-        if urlsplit(target).path not in _PATHS:
-            return _text(404, "there is no such page\n")
+    async def _serve_live(
+        self, request: web.BaseRequest, connection: _Connection, target: _Target
+    ) -> web.StreamResponse:
         if self._live >= LIVE_MAX:
             return _text(503, f"{LIVE_MAX} pages are live already\n", **{"Retry-After": "10"})
         response = web.StreamResponse(headers={**HEADERS, "Content-Type": "text/event-stream"})
@@ -325,19 +341,21 @@ class DashboardServer:
             await self._follow(request, response, target)
         except (ConnectionError, TimeoutError):
             connection.end()
+        except Exception as error:  # the head of the answer has left
+            self._report(error)
+            connection.end()
         finally:
             self._live -= 1
         return response
 
-    async def _follow(self, request: web.BaseRequest, response: web.StreamResponse, target: str) -> None:
+    async def _follow(self, request: web.BaseRequest, response: web.StreamResponse, target: _Target) -> None:
         """Send what has changed, until the reader goes away."""
         sent: dict[str, str] = {}
         written_at = -_HEARTBEAT_S
         while request.transport is not None and not request.transport.is_closing():
             page = await self._page(target)
-            assert page is not None
             # Of the state that the page shows: it may have been made for another reader a moment ago.
-            revision = self._frames[target][1] if target in self._frames else -1
+            revision = self._frames[target.text][1] if target.text in self._frames else -1
             regions: dict[str, Any] = frame(page, self._model, self._moment())
             changed = {name: markup for name, markup in regions.items() if sent.get(name) != markup}
             sent.update(changed)
@@ -364,6 +382,7 @@ class DashboardServer:
             if connection.is_live:
                 connection.end()
         await self._manager.shutdown(_CLOSE_TIMEOUT_S)
+        self._reports.close()
 
     async def __aenter__(self) -> Self:
         return self

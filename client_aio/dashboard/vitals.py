@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from client_aio.core.audit import Condition
@@ -102,6 +102,7 @@ class Scrape(NamedTuple):
     nonce: str
     """Drawn at the bookie's start. It tells another process at the same address from the bookie."""
     bounds: tuple[float, ...]
+    """Ascending, the last one infinite, and at least one before it; empty for no metrics of adds."""
     reached: tuple[float, ...]
     """How many adds took at most as long as each bound."""
 
@@ -116,6 +117,9 @@ class Scrape(NamedTuple):
                 reached.append(_number(float(value)))
             elif line.startswith("bookie_aio_bookie_info{"):
                 nonce = line.partition('nonce="')[2].partition('"')[0]
+        ascend = all(low < high for low, high in pairwise(bounds))
+        if bounds and not (ascend and len(bounds) > 1 and bounds[0] >= 0 and bounds[-1] == math.inf):
+            raise ValueError("the buckets of adds are not those of a histogram of times")
         return cls(nonce, tuple(bounds), tuple(reached))
 
     def p99_since(self, before: Scrape) -> float | None:
@@ -125,7 +129,7 @@ class Scrape(NamedTuple):
         counts = [now - then for now, then in zip(self.reached, before.reached, strict=True)]
         if counts[-1] <= 0:
             return None
-        highest = max(bound for bound in self.bounds if bound < math.inf)
+        highest = self.bounds[-2]
         reached = (
             bound for bound, count in zip(self.bounds, counts, strict=True) if count >= 0.99 * counts[-1]
         )

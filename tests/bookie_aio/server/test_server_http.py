@@ -124,7 +124,7 @@ async def test_answers_are_those_that_the_description_names(endpoint: HttpServer
     await _written(bookies, bookie)
     endpoint.show(bookie, survey)
     for kept in endpoint._kept.values():
-        kept._made_at = float("-inf")
+        kept._old_at = float("-inf")
     for path in OPENAPI["paths"]:
         described(path, await get(endpoint, path))
     assert (await get(endpoint, "/api/v1/bookie")).json["counters"]["entries_added"] == 10
@@ -273,7 +273,7 @@ async def test_only_reading_is_possible_and_each_connection_carries_one_request(
         assert (got.status, got.headers["allow"]) == (405, "GET, HEAD")
     got = await get(endpoint, "/nothing/here")
     assert (got.status, got.json["paths"]) == (404, list(endpoint._kept))
-    one = b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n"
+    one = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
     assert (await exchange(endpoint, one * 3)).count(b"HTTP/1.1 200") == 1
     assert set(endpoint.metrics.requests) == {
         ("/healthz", "200"), ("/healthz", "405"), ("other", "404")
@@ -285,10 +285,12 @@ async def test_only_reading_is_possible_and_each_connection_carries_one_request(
     [
         b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\nHost: a\r\n\r\n",
         b"GET /healthz HTTP/1.1\r\nHost: a\r\nX: " + b"a" * 100_000 + b"\r\n\r\n",
-        b"GET /healthz HTTP/1.1\r\nHost: a\r\n" + b"X: a\r\n" * 1000 + b"\r\n",
+        b"GET /healthz HTTP/1.1\r\nHost: a\r\n" + b"X: a\r\n" * 64 + b"\r\n",
         b"\x00\x00\x00\x10 this is no HTTP\r\n\r\n",
+        b"GET http://[/ HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"GET /\xff HTTP/1.1\r\nHost: a\r\n\r\n",
     ],
-    ids=["line", "header", "headers", "noise"],
+    ids=["line", "header", "headers", "noise", "address", "bytes"],
 )
 async def test_requests_beyond_the_bounds_are_refused(
     endpoint: HttpServer, sent: bytes, caplog: pytest.LogCaptureFixture
@@ -299,6 +301,53 @@ async def test_requests_beyond_the_bounds_are_refused(
     assert (await get(endpoint, "/healthz")).status == 200
     assert endpoint.metrics.requests["other", "400"] == 1
     assert not caplog.records  # a stranger does not fill the log
+
+
+async def test_64_header_fields_are_taken_and_65_are_not(endpoint: HttpServer) -> None:
+    head = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
+    assert b" 200 " in (await exchange(endpoint, head + b"X: a\r\n" * 63 + b"\r\n")).partition(b"\r\n")[0]
+    assert b" 400 " in (await exchange(endpoint, head + b"X: a\r\n" * 64 + b"\r\n")).partition(b"\r\n")[0]
+
+
+async def test_requests_behind_one_that_waits_are_not_read(
+    endpoint: HttpServer, bookies: Bookies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting, go_on, has_come = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def slow() -> dict[str, Any]:
+        waiting.set()
+        await go_on.wait()
+        return {}
+
+    first, others = (
+        f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode() * count
+        for path, count in (("/api/v1/cluster", 1), ("/healthz", 1000))
+    )
+    received = 0
+    take = http._Connection.data_received
+
+    def noting(connection: http._Connection, data: bytes) -> None:
+        nonlocal received
+        received += len(data)
+        take(connection, data)
+        if received == len(first + others) or not _is_reading(connection):
+            has_come.set()
+
+    monkeypatch.setattr(http._Connection, "data_received", noting)
+    endpoint.show(await bookies.start(), slow)
+    asking = asyncio.create_task(exchange(endpoint, first + others))
+    await waiting.wait()
+    await has_come.wait()
+    (connection,) = endpoint._connections
+    assert not _is_reading(connection)
+    assert len(connection._messages) < 100
+    go_on.set()
+    assert (await asking).count(b"HTTP/1.1 ") <= 1  # what was not read may take the answer along
+
+
+def _is_reading(connection: http._Connection) -> bool:
+    assert connection.transport is not None
+    return connection.transport.is_reading()
 
 
 async def test_a_bug_of_ours_is_an_answer_and_one_line_in_the_log(
@@ -320,7 +369,7 @@ async def test_a_bug_of_ours_is_an_answer_and_one_line_in_the_log(
 
 
 async def test_a_body_is_not_read(endpoint: HttpServer) -> None:
-    head = b"POST /healthz HTTP/1.1\r\nHost: a\r\nContent-Length: 1000000000000\r\n\r\n"
+    head = b"POST /healthz HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000000000\r\n\r\n"
     assert b" 405 " in await exchange(endpoint, head + b"x" * 100_000)
 
 
@@ -370,6 +419,74 @@ async def test_callers_at_the_same_time_share_one_survey_and_later_ones_take_it_
     assert (await get(endpoint, "/api/v1/cluster")).json == {"made": 1}
 
 
+@pytest.mark.parametrize("ending", ["answer", "timeout", "bug"])
+async def test_a_dear_survey_is_made_the_more_rarely_the_longer_it_takes(
+    bookies: Bookies, monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    now, made = 1000.0, 0
+
+    async def dear() -> dict[str, Any]:
+        nonlocal now, made
+        made += 1
+        now += 12.0
+        if ending == "timeout":
+            await asyncio.Event().wait()
+        if ending == "bug":
+            raise LookupError("a bug")
+        return {}
+
+    monkeypatch.setattr(http, "_CLUSTER_TIMEOUT_S", 12.0 if ending == "answer" else 0.0)
+    status = {"answer": 200, "timeout": 503, "bug": 500}[ending]
+    async with await HttpServer.listen("127.0.0.1", 0, clock=lambda: now) as endpoint:
+        endpoint.show(await bookies.start(), dear)
+        # Each ends 12 s after its begin, and is kept for 120 s.
+        for at, surveys in ((1000, 1), (1012, 1), (1018, 1), (1131, 1), (1132, 2), (1263, 2), (1264, 3)):
+            now = float(at)
+            assert (await get(endpoint, "/api/v1/cluster")).status == status
+            assert made == surveys
+
+
+async def test_a_quick_survey_is_made_again_after_5_s(bookies: Bookies) -> None:
+    now, made = 1000.0, 0
+
+    async def quick() -> dict[str, Any]:
+        nonlocal now, made
+        made += 1
+        now += 0.1
+        return {"made": made}
+
+    async with await HttpServer.listen("127.0.0.1", 0, clock=lambda: now) as endpoint:
+        assert (await get(endpoint, "/api/v1/cluster")).status == 503
+        endpoint.show(await bookies.start(), quick)
+        now += 5.0
+        for pause_s, surveys in ((0.0, 1), (4.9, 1), (0.2, 2)):
+            now += pause_s
+            assert (await get(endpoint, "/api/v1/cluster")).json == {"made": surveys}
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/healthz", "/readyz", "/api/v1/bookie", "/nothing"])
+async def test_a_rebound_name_gets_nothing_from_an_endpoint_on_loopback(path: str) -> None:
+    sent = f"GET {path} HTTP/1.1\r\nHost: {{}}\r\n\r\n"
+
+    async def status(endpoint: HttpServer, host: str) -> int:
+        return int((await exchange(endpoint, sent.format(host).encode())).split()[1])
+
+    async with await HttpServer.listen("localhost", 0, clock=time.perf_counter) as endpoint:
+        for host in ("evil.example", "evil.example:9464", "localhost.evil.example", ""):
+            assert await status(endpoint, host) == 421
+        assert endpoint.metrics.requests == {("other", "421"): 4}
+        for host in ("localhost", "LOCALHOST:9464", "127.0.0.1:9464", "[::1]:9464"):
+            assert await status(endpoint, host) != 421
+        probe = await exchange(endpoint, f"GET {path} HTTP/1.0\r\n\r\n".encode())
+        assert int(probe.split()[1]) != 421
+
+
+async def test_an_endpoint_beyond_loopback_may_have_any_name() -> None:
+    async with await HttpServer.listen("0.0.0.0", 0, clock=time.perf_counter) as endpoint:
+        answer = await exchange(endpoint, b"GET /healthz HTTP/1.1\r\nHost: b1.example\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 200 ")
+
+
 async def test_closing_ends_connections_and_frees_the_port(bookies: Bookies) -> None:
     endpoint = await HttpServer.listen("127.0.0.1", 0, clock=time.perf_counter)
     host, port = split_address(endpoint.address)
@@ -393,7 +510,7 @@ async def test_a_failure_to_make_an_answer_is_not_kept_for_ever(monkeypatch: pyt
             raise failures.pop()
         return http.Answer.of({})
 
-    kept = http.Kept(make, float("inf"))
+    kept = http.Kept(make, float("inf"), time.perf_counter)
     with pytest.raises(OSError, match="no file descriptor"):
         await kept.get()
     assert (await kept.get()).status == 200

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import math
+from contextlib import suppress
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from client_aio.core.audit import Condition, layout_of
 from client_aio.dashboard import model as model_module
+from client_aio.dashboard.cluster_pages import bookies_page, overview, repair_page
+from client_aio.dashboard.layout import Now, frame, verdict
 from client_aio.dashboard.model import ClusterModel, LedgerQuery, RecoveryView
 from client_aio.dashboard.vitals import (
     EVENTS_KEPT,
@@ -23,9 +30,11 @@ from client_aio.dashboard.vitals import (
 from metadata.access.bookies import READ_ONLY, BookieRecord, Order
 from metadata.access.repair_tasks import AuditorRecord, RepairTask, TaskRef, WorkerRecord
 from metadata.errors import MetadataCorruptError
+from metadata.ids import MALFORMED
 from metadata.model.ledger import Fragment, LedgerMetadata, UnboundedRecord
 
 AT = 1_790_000_000.0
+BUCKET = 'bookie_aio_add_seconds_bucket{le="'
 
 
 def record(name: str, **changes: Any) -> BookieRecord:
@@ -91,7 +100,7 @@ def model() -> ClusterModel:
     found.note_metadata("", AT)
     found.note_listing([1, 2])
     note(found, ledger(1), ledger(2, last=None))
-    found.note_complete()
+    found.note_pass(is_over=True)
     view = RecoveryView("b1", AuditorRecord("b1"), [WorkerRecord("b1")])
     found.note_recovery(view, now=0.0, at=AT)
     return found
@@ -117,6 +126,45 @@ def test_what_was_never_read_is_not_called_healthy() -> None:
     assert [problem.text for problem in model.problems][:1] == [
         "the metadata store: the metadata are not read yet"
     ]
+
+
+def test_a_ledger_that_is_read_as_soon_as_it_is_listed_changes_no_verdict(model: ClusterModel) -> None:
+    model.note_listing([1, 2, 3])
+    assert (verdict(model)[1], model.problems) == ("healthy", [])
+    note(model, ledger(3))
+    model.note_pass(is_over=True)
+    assert (verdict(model)[1], model.problems) == ("healthy", [])
+
+
+def test_what_a_later_listing_found_and_nobody_read_is_not_called_healthy(model: ClusterModel) -> None:
+    model.note_listing([1, 2, 3, 4, 5])
+    note(model, ledger(4))
+    model.note_pass(is_over=True)
+    assert (verdict(model), model.is_known) == (("unknown", "reading"), False)
+    text = "the metadata of 3 of 5 ledgers have been read so far"
+    assert [problem.text for problem in model.problems] == [text]
+    assert text in str(overview(model, Now(0.0, AT)).regions["banner"])
+    assert "Every ledger that was read has" in str(repair_page(model, Now(0.0, AT), 1).regions["lacking"])
+    look(model, "b1")  # what is known is told all the same
+    assert verdict(model)[1] == "at risk"
+    look(model, "b1", "b2", "b3")
+
+    model.note_listing([1, 2, 3, 4, 5, 6])  # a fresh one, while the others are late
+    note(model, ledger(3))
+    model.note_ledger(5, MetadataCorruptError("damaged"), None, AT)
+    assert (model.is_known, verdict(model)[1]) == (False, "at risk")
+    model.drop(6)
+    assert (model.is_known, verdict(model)[1]) == (True, "at risk")
+    note(model, ledger(5))
+    assert (verdict(model)[1], model.problems) == ("healthy", [])
+
+
+def test_ledgers_that_are_deleted_unread_are_waited_for_by_nobody(model: ClusterModel) -> None:
+    model.note_listing([1, 2, 3])
+    model.note_pass(is_over=True)
+    assert not model.is_known
+    model.note_listing([1, 2])
+    assert (model.is_known, model.problems) == (True, [])
 
 
 def test_a_bookie_that_goes_is_a_problem_and_an_event_and_its_return_ends_both(model: ClusterModel) -> None:
@@ -208,6 +256,70 @@ def test_latency_is_the_99th_percentile_of_the_adds_since_the_sample_before(mode
         model.note_figures("b1", figures(uptime_s=1.0 + number), scrape, now=number, at=AT)
         model.note_sample()
     assert (model.bookies["b1"].has_p99, model.bookies["b1"].latency_s.last) == (True, 0.01)
+
+
+BOUND = st.sampled_from(["0.001", "0.01", "1", "-1", "nan", "+Inf", "-Inf", "1e999", "", "1_0", "x"])
+COUNT = st.one_of(st.integers(-1, 2**70), st.sampled_from([math.inf, math.nan, 0, 1, 1000]))
+
+
+@given(st.lists(st.tuples(BOUND, COUNT, COUNT), max_size=4))
+@example([("+Inf", 0, 1)])
+def test_whatever_metrics_say_is_a_latency_or_malformed(buckets: list[tuple[str, float, float]]) -> None:
+    found = []
+    for scrape in (0, 1):
+        with suppress(*MALFORMED):
+            found.append(Scrape.of("\n".join(f'{BUCKET}{one[0]}"}} {one[1 + scrape]}' for one in buckets)))
+    for before, after in product(found, repeat=2):
+        latency = after.p99_since(before)
+        assert latency is None or 0 <= latency < math.inf
+
+
+@pytest.mark.parametrize(
+    "bounds",
+    [
+        ("+Inf",),
+        ("-Inf", "+Inf"),
+        ("nan", "+Inf"),
+        ("0.001", "0.01"),
+        ("0.01", "0.001", "+Inf"),
+        ("1", "1", "+Inf"),
+    ],
+)
+def test_bounds_that_no_histogram_has_are_malformed(bounds: tuple[str, ...]) -> None:
+    with pytest.raises(MALFORMED):
+        Scrape.of("".join(f'{BUCKET}{bound}"}} 1.0\n' for bound in bounds))
+
+
+def test_metrics_without_adds_are_none_that_could_be_told(model: ClusterModel) -> None:
+    nothing = Scrape.of(exposition({}))
+    assert nothing.p99_since(nothing) is None
+
+
+FIGURE = st.one_of(
+    st.sampled_from([0, 1, 2**63 - 1, 1e-300, 1e18, 9.2e18]), st.floats(0, 2**63, exclude_max=True)
+)
+
+
+@given(st.lists(st.lists(FIGURE, min_size=11, max_size=11), min_size=2, max_size=4))
+def test_no_figures_of_a_bookie_keep_a_page_from_being_made(answers: list[list[float]]) -> None:
+    model = ClusterModel()
+    look(model, "b1")
+    names = [
+        "uptime_s", "connections", "polls_waiting", "ledgers_watched", "counters__entries_added",
+        "counters__bytes_added", "counters__bytes_read", "storage__groups__count", "storage__fsync_us__mean",
+        "storage__disk__free_bytes", "storage__disk__total_bytes",
+    ]  # fmt: skip
+    for number, values in enumerate(answers):
+        document = info(**dict(zip(names, values, strict=True)))
+        model.note_figures("b1", Figures.of(document), now=2.0 * number, at=AT)
+        model.note_sample()
+        moment = Now(2.0 * number, AT)
+        for page in (
+            overview(model, moment),
+            bookies_page(model, moment, ""),
+            bookies_page(model, moment, "b1"),
+        ):
+            assert frame(page, model, moment)
 
 
 def test_metrics_of_another_process_at_the_same_address_do_not_count(model: ClusterModel) -> None:

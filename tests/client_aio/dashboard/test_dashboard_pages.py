@@ -83,7 +83,7 @@ def hostile_pages() -> list[tuple[ClusterModel, Page]]:
     closed = replace(metadata.close(9, 10), given_up=GivenUp(9, ("b1",), 1))
     model.note_listing([7])
     model.note_ledger(7, metadata, layout_of(metadata), MOMENT.at)
-    model.note_complete()
+    model.note_pass(is_over=True)
     model.note_ledger(7, grown, layout_of(grown), MOMENT.at)
     model.note_logs([HOSTILE])
     model.note_metadata(HOSTILE, MOMENT.at)
