@@ -10,14 +10,16 @@
 Any number of workers may run. An election decides which of them writes; the others forward to it. A request
 waits up to 30 s: for bookies that come back, since the log's writer heals itself, or for another writer.
 
-A worker that does not know whether an append happened sends it again. So each record has an id: that of the
-header `Idempotency-Key`, or one that the worker draws. A follower is sent each id once.
+A record is text in UTF-8; other bytes are refused (400). A worker that does not know whether an append
+happened sends it again. So each record has an id: that of the header `Idempotency-Key`, or one that the
+worker draws. A follower is sent an id once, unless 50,000 others came in between.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import collections
 import contextlib
 import json
 import socket
@@ -38,6 +40,7 @@ LOG = "web"
 WAITS_S = 30.0
 RETRY_S = 0.1
 FORWARDED = "X-Forwarded-By-Worker"
+REMEMBERED = 50_000  # ids that a follower was sent
 
 
 class Worker:
@@ -98,7 +101,10 @@ class Worker:
         """Append a record, here or at the worker that leads."""
         body = await request.body()
         key = request.headers.get("Idempotency-Key") or uuid.uuid4().hex
-        record = json.dumps({"id": key, "data": body.decode(errors="replace")}).encode()
+        try:
+            record = json.dumps({"id": key, "data": body.decode()}).encode()
+        except UnicodeDecodeError:
+            return PlainTextResponse("a record is text in UTF-8\n", status_code=400)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(WAITS_S):
                 while True:
@@ -127,11 +133,11 @@ class Worker:
         return await asyncio.to_thread(ask)
 
     async def follow(self) -> StreamingResponse:
-        """Send all records of the log, and those that come, each id once."""
+        """Send all records of the log, and those that come, without repetitions."""
         return StreamingResponse(self._events(), media_type="text/event-stream")
 
     async def _events(self) -> AsyncGenerator[str, None]:
-        seen: set[str] = set()
+        seen: collections.OrderedDict[str, None] = collections.OrderedDict()
         at: client_aio.Position | None = None
         while True:
             with contextlib.suppress(client_aio.BookKeeperError):
@@ -139,7 +145,9 @@ class Worker:
                     async for record in records:
                         at, found = record.position, json.loads(bytes(record.data))
                         if found["id"] not in seen:
-                            seen.add(found["id"])
+                            seen[found["id"]] = None
+                            if len(seen) > REMEMBERED:
+                                seen.popitem(last=False)
                             yield f"id: {record.position}\ndata: {json.dumps(found)}\n\n"
             await asyncio.sleep(RETRY_S)  # There is no log yet, or too few bookies answer.
 

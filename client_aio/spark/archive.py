@@ -77,7 +77,8 @@ def export(
 
     Raises:
         UnauthorizedAccessError: the password is not that of the ledgers.
-        NoSuchLogError, NoSuchLedgerError, InvalidArgumentError: neither or both of log and ledgers are named.
+        InvalidArgumentError: neither or both of log and ledgers are named, or a ledger twice.
+        NoSuchLogError, NoSuchLedgerError: there is none such.
     """
     if (log is None) == (ledger_ids is None):
         raise InvalidArgumentError("name a log, or ledgers, and not both")

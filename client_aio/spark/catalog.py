@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import client_aio
 from client_aio.log.add_ledgers import JOBS_LOG
-from client_aio.spark.options import AWAY, Outage
+from client_aio.spark.options import AWAY, Outage, check_distinct
 from client_aio.spark.passwords import password_of, unlock
 from client_aio.spark.provenance import APPLICATION, Written, as_meant
 from client_aio.spark.row_reader import LOST
@@ -26,7 +26,7 @@ from metadata.errors import BookieUnavailableError, InvalidArgumentError, NoSuch
 from metadata.ids import NO_ENTRY
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from client_aio.log.takeover import LogMetadata
     from client_aio.spark.options import ReadOptions
@@ -124,6 +124,7 @@ class Catalog:
 
         Raises:
             NoSuchLogError, NoSuchLedgerError: no log or ledger has that name or id.
+            InvalidArgumentError: an unbounded ledger is named by its name and by its id.
         """
         options = self._options
         if options.ledger is not None:
@@ -134,11 +135,19 @@ class Catalog:
                 if isinstance(each, str):  # the name of an unbounded ledger
                     each = (await self._client.ledger_metadata(each)).ledger_id
                 ids.append(each)
+            check_distinct(ids, "the option ledger")  # A name and an id may be those of one ledger.
             return [Listed(None, ledger_id, ledger_id) for ledger_id in ids]
         found = []
         for name in options.log:
             found += rows_of(await self._client.log_metadata(name))
         return found
+
+    def forget_but(self, rows: Iterable[Listed]) -> None:
+        """Forget what is known of all ledgers but these: a stream lists more and more of them."""
+        ids = {row.ledger_id for row in rows}
+        for known in (self._closed, self._entry_bytes):
+            for ledger_id in known.keys() - ids:
+                del known[ledger_id]
 
     async def log_metadata(self, name: str) -> LogMetadata:
         """Read a log's metadata; raises NoSuchLogError."""

@@ -48,7 +48,7 @@ from metadata.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 
     from client_aio.handles import AwaitableContext
     from client_aio.log.add_ledgers import AddedToLog
@@ -59,6 +59,10 @@ if TYPE_CHECKING:
 
 
 logger = logging.getLogger(__name__)
+
+_AT_ONCE = 32
+_NOWHERE = -1
+"""The floor of a commit that looks for no leftovers."""
 
 
 def _connect(options: WriteOptions) -> AwaitableContext[client_aio.Client]:
@@ -116,7 +120,7 @@ async def commit(job: Job, ledger_ids: Sequence[int], *, replace: bool, floor: i
 
     Args:
         floor: leftovers from this id on are looked for; by default from the last ledger listed before, or the
-            first one of these.
+            first one of these. Without either nothing is looked for: a sweep finds what is older.
 
     Raises:
         BookKeeperError: the log could not be changed, or the outcome is unknown. Nothing was deleted.
@@ -130,8 +134,9 @@ async def commit(job: Job, ledger_ids: Sequence[int], *, replace: bool, floor: i
     transaction = None if job.batch_id is None else (job.job_id, job.batch_id)
     async with _connect(options) as client:
         if floor is None:
-            floor = min([max(await listed_in(client, options.log), default=0), *ledger_ids])
-        custom = job.written.to_custom()
+            listed = await listed_in(client, options.log)
+            floor = min([*sorted(listed)[-1:], *ledger_ids], default=_NOWHERE)
+        custom = job.written.to_custom_of_log() if replace else job.written.to_custom()
         fits = _fit_check_if_new(options, custom)
         content = job.content if options.if_replayed == "compare" else ""
         addition = changed(Addition.check(ledger_ids, transaction, replace, custom, content), fits=fits)
@@ -256,16 +261,39 @@ async def _delete_leftovers(client: client_aio.Client, job: Job, floor: int) -> 
 
 
 async def _delete_garbage(client: client_aio.Client, job: Job, floor: int) -> None:
+    if floor == _NOWHERE:
+        return
     listed = await listed_in(client, job.options.log)
-    async for ledger_id in client.list_ledgers(first=floor):
-        if ledger_id in listed:
-            continue
+    async with contextlib.aclosing(_metadata_from(client, floor, but=listed)) as found:
+        async for metadata in found:
+            if _is_garbage(job, metadata):
+                await _delete(client, job.options, metadata.ledger_id)
+
+
+async def _metadata_from(
+    client: client_aio.Client, first: int, *, but: Collection[int] = ()
+) -> AsyncGenerator[LedgerMetadata, None]:
+    """Yield the metadata of all ledgers from an id on, but some, in order; a few are read at once."""
+
+    async def read(ledger_id: int) -> LedgerMetadata | None:
         try:
-            metadata = await client.ledger_metadata(ledger_id)
+            return await client.ledger_metadata(ledger_id)
         except NoSuchLedgerError:
-            continue
-        if _is_garbage(job, metadata):
-            await _delete(client, job.options, ledger_id)
+            return None
+
+    ids: list[int] = []
+    async with contextlib.aclosing(client.list_ledgers(first=first)) as all_ids:
+        async for ledger_id in all_ids:
+            if ledger_id not in but:
+                ids.append(ledger_id)
+            if len(ids) == _AT_ONCE:
+                for one in await asyncio.gather(*map(read, ids)):
+                    if one is not None:
+                        yield one
+                ids.clear()
+    for one in await asyncio.gather(*map(read, ids)):
+        if one is not None:
+            yield one
 
 
 def _is_garbage(job: Job, metadata: LedgerMetadata) -> bool:
@@ -373,10 +401,5 @@ async def condemn(client: client_aio.Client, ledger_id: int) -> bool:
 
 
 async def _made_for(client: client_aio.Client, log: str) -> list[LedgerMetadata]:
-    found = []
-    async for ledger_id in client.list_ledgers():
-        with contextlib.suppress(NoSuchLedgerError):
-            metadata = await client.ledger_metadata(ledger_id)
-            if metadata.custom.get(provenance.LOG) == log.encode():
-                found.append(metadata)
-    return found
+    async with contextlib.aclosing(_metadata_from(client, 0)) as found:
+        return [one async for one in found if one.custom.get(provenance.LOG) == log.encode()]

@@ -113,12 +113,12 @@ def make_encoder(
         return finish(batch, entries, range(len(entries)))
 
     def rows(batch: pyarrow.RecordBatch) -> list[bytes]:
-        _check_readable(batch)
+        check_readable(batch)
         return finish(batch, to_json_rows(batch), range(batch.num_rows))
 
     def arrow(batch: pyarrow.RecordBatch) -> list[bytes]:
         assert format_.schema is not None
-        _check_readable(batch)
+        check_readable(batch)
         if batch.schema != format_.schema:
             batch = batch.cast(format_.schema)
         cut = list(_messages(batch, entry_bytes))
@@ -138,7 +138,7 @@ def _too_large(batch: pyarrow.RecordBatch, row: int, size: int, limit: int, when
     )
 
 
-def _check_readable(batch: pyarrow.RecordBatch) -> None:
+def check_readable(batch: pyarrow.RecordBatch) -> None:
     """Raise InvalidArgumentError for a string that is not UTF-8: no read could decode it.
 
     A cast from bytes makes such strings.

@@ -20,6 +20,7 @@ import client_aio
 from client_aio.admin.replicas import verify_replica
 from client_aio.core.repair_plan import Part, complete_parts
 from client_aio.spark import provenance
+from client_aio.spark.options import check_distinct
 from client_aio.spark.passwords import PasswordPlace, password_of, settled_place, unlock
 from client_aio.sync.loop_thread import get_loop_thread
 from client_aio.unbounded.paged_fragments import spans
@@ -74,7 +75,7 @@ def verify(
 
     Raises:
         NoSuchLogError, NoSuchLedgerError, MetadataUnavailableError.
-        InvalidArgumentError: both a log and ledgers are named.
+        InvalidArgumentError: both a log and ledgers are named, or a ledger twice.
         UnauthorizedAccessError: a password is given, and it is not that of the ledgers that have one.
     """
     if log is not None and ledger_ids is not None:
@@ -225,12 +226,16 @@ async def _present(
 async def metadata_of(
     client: client_aio.Client, log: str | None, ledger_ids: Iterable[int] | None
 ) -> list[LedgerMetadata]:
-    """Read the metadata of a log's ledgers, of the ledgers named, or of all ledgers."""
+    """Read the metadata of a log's ledgers, of the ledgers named, or of all ledgers.
+
+    Raises:
+        InvalidArgumentError: a ledger is named twice.
+    """
     if log is not None:
         return [one for _, one in (await _log_of(client, log))[1]]
     is_all = ledger_ids is None
     if ledger_ids is not None:
-        ids = list(ledger_ids)
+        ids = list(check_distinct(list(ledger_ids), "the list of ledgers"))
     else:
         ids = [ledger_id async for ledger_id in client.list_ledgers()]
     found = []

@@ -8,8 +8,9 @@ bytes than asked for. Owns also how long an outage may last (`Outage`). Touches 
 from __future__ import annotations
 
 import difflib
+from collections import Counter
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from metadata.backends.uri import parse_uri
 from metadata.errors import (
@@ -24,7 +25,9 @@ from metadata.ids import check_ledger_id, check_name
 from metadata.model.ledger import check_quorums
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
+
+Source = TypeVar("Source", int, str, int | str)
 
 ENCODINGS = ("binary", "json", "arrow")
 _OF_SPARK = frozenset({"checkpointlocation", "queryname"})
@@ -258,16 +261,31 @@ def _names(name: str, text: str) -> tuple[str, ...]:
     return tuple(_name(name, part.strip()) for part in text.split(","))
 
 
+def _logs(name: str, text: str) -> tuple[str, ...]:
+    return check_distinct(_names(name, text), f"the option {name}")
+
+
+def check_distinct(named: Sequence[Source], what: str) -> tuple[Source, ...]:
+    """Return the logs or ledgers of a read; raises InvalidArgumentError where one is named twice."""
+    for each, count in Counter(named).items():
+        if count > 1:
+            raise InvalidArgumentError(
+                f"{what} names {each!r} {count} times, and its rows would come {count} times: name it once"
+            )
+    return tuple(named)
+
+
 def _ledgers(name: str, text: str) -> tuple[int | str, ...]:
     if text.lower() == ALL:
         return ()
     try:
-        return tuple(map(_ledger, text.split(",")))
+        ledgers = tuple(map(_ledger, text.split(",")))
     except ValueError as error:
         raise InvalidArgumentError(
             f"the option {name} is a ledger's id, an unbounded ledger's name, several with commas, or {ALL}: "
             f"not {text!r}"
         ) from error
+    return check_distinct(ledgers, f"the option {name}")
 
 
 def _ledger(text: str) -> int | str:
@@ -315,7 +333,7 @@ def _boolean(name: str, text: str) -> bool:
 
 _READ: dict[str, Callable[[str, str], Any]] = {
     "metadata": _uri,
-    "log": _names,
+    "log": _logs,
     "ledger": _ledgers,
     "encoding": _one_of("auto", "raw", *ENCODINGS),
     "columns": _names,

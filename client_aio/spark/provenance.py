@@ -4,8 +4,8 @@ Owns the keys. A ledger's tags name its encoding, and the log and job that wrote
 recognised by them. A log's tags name the encoding of the whole log.
 
     spark.encoding      binary, json or arrow
-    spark.compression   zstd or lz4; missing for none
-    spark.schema        Spark's JSON of the schema (json, arrow), deflated
+    spark.compression   zstd or lz4; missing, or "none", for none
+    spark.schema        Spark's JSON of the schema (json, arrow), deflated; missing, or empty, for none
     spark.rows          of a ledger with encoding arrow: its number of rows
     spark.log           of a ledger: the log that it is to be added to
     spark.job           of a ledger: the job that wrote it, a batch job's id or a streaming query's
@@ -68,6 +68,10 @@ class Written:
                 )
         return custom
 
+    def to_custom_of_log(self) -> dict[str, bytes]:
+        """Return the entries that take the place of all that a log had: they name what there is none of."""
+        return {COMPRESSION: b"none", SCHEMA: b"", **self.to_custom()}
+
     @classmethod
     def of_custom(cls, custom: Mapping[str, bytes]) -> Written | None:
         """Parse the tags in custom metadata; None where there is no tag of an encoding.
@@ -96,7 +100,7 @@ def rows_of(metadata: LedgerMetadata) -> int | None:
 
 
 def _schema_of(stored: bytes | None) -> str | None:
-    if stored is None:
+    if not stored:
         return None
     inflate = zlib.decompressobj()
     try:

@@ -209,6 +209,8 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         listing = await self._read_listing(catalog)
         first = self._first_of(start, listing)
         found = await self._found(catalog, listing, first)
+        unread = [row for row in listing.rows if row.row_id >= first.row_id]
+        catalog.forget_but([*unread, *listing.rows[-_TAIL_ROWS:]])
         ahead = between([one.stretch for one in found], first)
         return Offset(advance(first, ahead, self._limit_of(limit)), listing.made)
 

@@ -20,11 +20,11 @@ import client_aio
 import client_aio.sync
 from client_aio.config import ClientConfig
 from client_aio.spark import provenance
-from client_aio.spark.encoding import Format, make_encoder
+from client_aio.spark.encoding import Format, check_readable, make_encoder
 from client_aio.spark.options import AWAY, ENTRY_BYTES_MAX, Outage
 from client_aio.spark.passwords import password_of
 from client_aio.spark.schemas import arrow_schema
-from client_aio.sync.loop_thread import result_of
+from client_aio.sync.add_future import result_of
 from metadata.errors import BookKeeperError, NoSuchLedgerError
 from metadata.model.ledger import DIGEST_CRC, DIGEST_HMAC
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from client_aio.spark.fingerprint import Fingerprint
     from client_aio.spark.options import WriteOptions
-    from client_aio.sync.loop_thread import AddFuture
+    from client_aio.sync.add_future import AddFuture
 
 logger = logging.getLogger(__name__)
 
@@ -220,8 +220,11 @@ def encode_chunks(
             continue
         if job.columns and tuple(batch.schema.names) != job.columns:
             batch = batch.select(job.columns)
-        if content is not None:
-            content.add(batch if job.value is None else batch.select([job.value]))
+        if content is not None and job.value is not None:
+            content.add(batch.select([job.value]))
+        elif content is not None:
+            check_readable(batch)  # The encoder checks it too, but what cannot be read cannot be hashed.
+            content.add(batch)
         size = min(CHUNK_BYTES, job.options.ledger_bytes)
         rows = max(1, batch.num_rows // (batch.nbytes // size + 1))
         for start in range(0, batch.num_rows, rows):

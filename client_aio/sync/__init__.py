@@ -16,7 +16,7 @@ Handles may be used from several threads. The methods behave and raise as those 
 cancelled, and leaves behind what a cancelled call leaves there.
 
 Read first: `client` (the client and the reader), `writer`, `log` and `unbounded` (the other handles),
-`loop_thread` (the loop).
+`loop_thread` (the loop), `add_future` (what the `_nowait` methods return).
 """
 
 from client_aio.sync.client import Client, LedgerReader, connect

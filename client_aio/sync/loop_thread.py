@@ -34,7 +34,6 @@ import os
 import threading
 import weakref
 from collections import deque
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from metadata.errors import ClientClosedError, InvalidArgumentError
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
 
     import client_aio
 
-R = TypeVar("R")
+T = TypeVar("T")
 
 
 def closed_gate() -> threading.Lock:
@@ -73,31 +72,6 @@ class Room:
         for _ in range(len(self._gates)):  # A gate that is added later is checked after it was added.
             self._gates.popleft().release()
 
-
-class _Condition(threading.Condition):
-    """A condition whose `with` has no bytecode of its own: it enters and leaves the lock itself."""
-
-    __enter__ = property(attrgetter("_lock.__enter__"))
-    __exit__ = property(attrgetter("_lock.__exit__"))
-
-
-class AddFuture(concurrent.futures.Future[R]):
-    """A future that the loop can always complete, wherever an interrupt struck a thread that read it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._condition.__class__ = _Condition
-
-
-def result_of(future: AddFuture[R]) -> R:
-    """Wait for a future's result, or raise its exception."""
-    gate = closed_gate()
-    future.add_done_callback(lambda _: gate.release())
-    gate.acquire()
-    return future.result()
-
-
-T = TypeVar("T")
 
 CANCEL_TIMEOUT_S = 10.0
 """How long an interrupted call waits for its coroutine to clean up."""

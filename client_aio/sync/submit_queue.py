@@ -12,7 +12,8 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 from client_aio.core.add_window import ENTRY_OVERHEAD_BYTES
-from client_aio.sync.loop_thread import AddFuture, Room
+from client_aio.sync.add_future import AddFuture
+from client_aio.sync.loop_thread import Room
 from metadata.errors import BackpressureError, BookKeeperError, InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -178,13 +179,7 @@ class SubmitQueue(Generic[R]):
         def complete(added: asyncio.Future[Any]) -> None:
             self._bytes_done += size
             self._room.notify()
-            if not future.set_running_or_notify_cancel():
-                return
-            error = added.exception()
-            if error is None:
-                future.set_result(added.result())
-            else:
-                future.set_exception(error)
+            future.complete(self._background.loop, added)
 
         return complete
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, Self, TypeVar
 from client_aio.core.add_window import BATCH_BYTES_MAX, ENTRY_OVERHEAD_BYTES
 from client_aio.ledger.waiting_adds import as_batch, check_entries
 from client_aio.log.gaps import LogGap
-from client_aio.sync.loop_thread import AddFuture, ClientHandle, Handle, LoopThread, Room, result_of
+from client_aio.sync.add_future import AddFuture, result_of
+from client_aio.sync.loop_thread import ClientHandle, Handle, LoopThread, Room
 from client_aio.sync.submit_queue import SubmitQueue, Writer, as_bytes
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from client_aio.log.reader import LogBatch, LogRecord, Start
     from client_aio.log.takeover import LogMetadata
     from client_aio.log.truncation import SweepReport
-    from client_aio.sync.loop_thread import AddFuture, LoopThread
     from metadata.model.ledger import LedgerMetadata
     from metadata.model.log import LogRow, Position
 

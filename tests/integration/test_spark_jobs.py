@@ -17,7 +17,10 @@ import client_aio
 from bookie_aio.wire.blocks import HEADER_BYTES, encode_block
 from bookie_aio.wire.messages import Add, AddFlag, Done
 from client_aio.spark import export, import_, stats, sweep_orphans, verify
+from client_aio.spark.catalog import Catalog
 from client_aio.spark.jobs import reporting
+from client_aio.spark.options import parse_read
+from metadata.errors import InvalidArgumentError
 from metadata.ids import TERM_FINAL
 from tests.support.cli import Cli
 from tests.support.replicas import flip
@@ -133,6 +136,28 @@ def test_an_export_is_imported_byte_for_byte(spark: SparkSession, bookies: Booki
     assert summed["rows"] == 2 * 510, "though an entry is a batch of rows"
     with pytest.raises(AnalysisException, match="already exists"):
         export(spark, bookies.uri, folder, log="exported")
+
+
+def test_a_ledger_that_is_named_twice_is_refused_before_anything_is_read_or_written(
+    spark: SparkSession, bookies: Bookies, tmp_path: Path
+) -> None:
+    (ledger_id, _), *_ = bookies.append("named-twice", [b"x"])
+    with pytest.raises(InvalidArgumentError, match=f"names {ledger_id} 2 times"):
+        export(spark, bookies.uri, str(tmp_path / "export"), ledger_ids=[ledger_id, ledger_id])
+    assert not (tmp_path / "export").exists()
+    with pytest.raises(InvalidArgumentError, match=f"names {ledger_id} 2 times"):
+        verify(spark, bookies.uri, ledger_ids=[ledger_id, ledger_id])
+
+
+def test_an_unbounded_ledger_that_is_named_by_its_name_and_its_id_is_refused(bookies: Bookies) -> None:
+    ledger_id = bookies.run(create_unbounded(bookies.client, "named-twice"))
+    options = parse_read({"metadata": bookies.uri, "ledger": f"named-twice,{ledger_id}"})
+    with pytest.raises(InvalidArgumentError, match=f"names {ledger_id} 2 times"):
+        bookies.run(Catalog(bookies.client, options).listed())
+
+
+async def create_unbounded(client: client_aio.Client, name: str) -> int:
+    return await client.create_unbounded_ledger(name)
 
 
 def test_no_sweep_takes_what_was_imported_for_left_over(

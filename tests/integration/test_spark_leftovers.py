@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from client_aio.spark.write_task import WrittenLedger
+    from metadata.model.ledger import LedgerMetadata
 
 BYTES = StructType([StructField("value", BinaryType())])
 OLD, NEW = StructType([StructField("a", LongType())]), StructType([StructField("b", StringType())])
@@ -82,6 +83,82 @@ def test_a_repetition_is_deleted_though_others_have_added_to_the_log_since(
     assert not commit(query, again)
     assert bookies.records(log) == [b"1", b"2"]
     assert bookies.ledgers_of(log)[1] == set()
+
+
+def query_of(bookies: Bookies, log: str) -> Job:
+    """Plan the first batch of a streaming query."""
+    writer = BatchWriter({"metadata": bookies.uri, "log": log}, BYTES, overwrite=False)
+    return replace(writer._job, job_id="query", batch_id=0, content="1:0")
+
+
+class Asked:
+    """The ledgers whose metadata are asked for, and how many questions were open at once at most."""
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+        self.open = self.open_max = 0
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
+    noted, read = Asked(), client_aio.Client.ledger_metadata
+
+    async def note(client: client_aio.Client, ledger_id: int) -> LedgerMetadata:
+        noted.ids.append(ledger_id)
+        noted.open += 1
+        noted.open_max = max(noted.open_max, noted.open)
+        try:
+            return await read(client, ledger_id)
+        finally:
+            noted.open -= 1
+
+    monkeypatch.setattr(client_aio.Client, "ledger_metadata", note)
+    return noted
+
+
+def others(bookies: Bookies, count: int) -> list[int]:
+    """Make ledgers that no job wrote, by a client of their own: their ids are the highest."""
+
+    async def make() -> list[int]:
+        ids = []
+        async with client_aio.connect(bookies.uri) as client:
+            for _ in range(count):
+                async with client.create_ledger() as ledger:
+                    ids.append(ledger.ledger_id)
+        return ids
+
+    return bookies.run(make())
+
+
+def test_a_first_commit_looks_for_leftovers_from_its_own_first_ledger_on(
+    bookies: Bookies, log: str, asked: Asked
+) -> None:
+    older = others(bookies, 3)
+    query = query_of(bookies, log)
+    assert bookies.run(commits.commit(query, [], replace=False))
+    assert asked.ids == [], "without ledgers nothing is looked for"
+    first = replace(query, batch_id=1)
+    ids = [ledger.ledger_id for ledger in written(first, {"value": b"1"})]
+    dead = written(first, {"value": b"1"})
+    assert bookies.run(commits.commit(first, ids, replace=False))
+    assert asked.ids == [ledger.ledger_id for ledger in dead]
+    assert max(older) < min(ids) < min(asked.ids)
+    assert bookies.ledgers_of(log) == (set(ids), set())
+
+
+def test_leftovers_are_looked_for_among_some_ledgers_at_once(
+    bookies: Bookies, log: str, asked: Asked
+) -> None:
+    query = query_of(bookies, log)
+    (kept,) = written(query, {"value": b"1"})
+    others(bookies, 40)
+    (dead,) = written(query, {"value": b"1"})
+    asked.ids.clear()
+    assert bookies.run(commits.commit(query, [kept.ledger_id], replace=False))
+    assert len(asked.ids) == 41
+    assert asked.open_max == 32
+    assert dead.ledger_id in asked.ids
+    assert bookies.ledgers_of(log) == ({kept.ledger_id}, set())
 
 
 @pytest.mark.parametrize(

@@ -107,6 +107,21 @@ def test_micro_batches_keep_to_the_limits_and_lose_nothing(bookies: Bookies, rea
         assert seen == records
 
 
+def test_a_stream_forgets_the_ledgers_that_it_has_read(bookies: Bookies, reader: object) -> None:
+    records = [b"%d" % number for number in range(10)]
+    ids = [bookies.append("forgotten", [record])[0][0] for record in records]
+    assert len(set(ids)) == 10
+    stream = reader(log="forgotten", maxEntriesPerTrigger="1")
+    place, seen = stream.initialOffset(), []
+    while (end := stream.latestOffset(place, stream.getDefaultReadLimit())) != place:
+        seen += records_of(stream, place, end)
+        stream.reportLatestOffset()
+        known = stream._catalog._closed.keys() | stream._catalog._entry_bytes.keys()
+        assert known <= {*ids[len(seen) - 1 :], *ids[-3:]}, "the end of a log is read anew for each report"
+        place = end
+    assert seen == records
+
+
 def test_available_now_reads_what_there_was_when_it_began(bookies: Bookies, reader: object) -> None:
     bookies.append("now", [b"a", b"b"])
     stream = reader(log="now")

@@ -90,7 +90,7 @@ def prepare(client):
 # end a task of asyncio's in any thread. asyncio has a weak reference to it, whose callback is Python, and an
 # interrupt that meets the callback is dropped ("Exception ignored in"). So the interrupt comes again then.
 OFTEN = """
-import asyncio, os, random, signal, sys, threading
+import asyncio, concurrent.futures, os, random, signal, sys, threading
 import client_aio.sync
 from client_aio.sync import loop_thread
 
@@ -133,6 +133,9 @@ ADDING = {
     "nowait": "ledger.add_entry_nowait(bytes(100))",
     "callback": "ledger.add_entry_nowait(bytes(100)).add_done_callback(lambda _: None)",
     "bulk": "ledger.add_entries(bytes(100) for _ in range(100))",
+    "wait": "adds = [ledger.add_entry_nowait(bytes(100)) for _ in range(500)]; "
+    "[concurrent.futures.wait(adds, timeout=0) for _ in range(30)]",
+    "as_completed": "[*concurrent.futures.as_completed({ledger.add_entry_nowait(b'') for _ in range(100)})]",
 }
 
 

@@ -57,6 +57,9 @@ def test_names_are_known_whatever_their_case_and_sizes_take_units() -> None:
         ({**READ, "outageTimeout": "2m"}, "a positive number, of seconds, without a unit: not '2m'"),
         ({**READ, "failOnDataLoss": "no"}, "one of true, false"),
         ({**READ, "columns": "a,,b"}, "columns is empty"),
+        ({"metadata": URI, "log": "a, b,a"}, "the option log names 'a' 2 times, and its rows would come 2"),
+        ({"metadata": URI, "ledger": "7,8,07"}, "the option ledger names 7 2 times"),
+        ({"metadata": URI, "ledger": "payments,9,payments"}, "the option ledger names 'payments' 2 times"),
         ({"metadata": URI, "ledger": "1,first one"}, "a ledger's id, an unbounded ledger's name, several"),
         ({"metadata": URI, "ledger": "-1"}, "a ledger's id"),
     ],
@@ -95,6 +98,8 @@ def schema(**columns: object) -> str:
 def test_what_a_ledger_says_of_itself_is_read_back(encoding: str, compression: str, text: str | None) -> None:
     written = Written(encoding, compression, text)
     assert Written.of_custom({**written.to_custom(), "app": b"x"}) == written
+    for before in (Written("arrow", "zstd", schema='{"fields":[]}'), Written("json", "lz4"), Written()):
+        assert Written.of_custom({**before.to_custom(), **written.to_custom_of_log()}) == written
 
 
 @pytest.mark.parametrize(

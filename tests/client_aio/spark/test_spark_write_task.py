@@ -5,13 +5,16 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
+import pyarrow
 import pytest
+from pyspark.sql.types import StringType, StructField, StructType
 
-from client_aio.spark import write_task
+from client_aio.spark import schemas, write_task
+from client_aio.spark.fingerprint import Fingerprint
 from client_aio.spark.options import parse_write
 from client_aio.spark.provenance import Written
-from client_aio.spark.write_task import Chunk, Job, write_ledgers
-from metadata.errors import BookKeeperError, MetadataUnavailableError, NoSuchLedgerError
+from client_aio.spark.write_task import Chunk, Job, encode_chunks, write_ledgers
+from metadata.errors import BookKeeperError, InvalidArgumentError, MetadataUnavailableError, NoSuchLedgerError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,3 +62,20 @@ def test_what_a_failed_task_wrote_is_deleted_while_servers_answer(
     with pytest.raises(RuntimeError, match="made to fail"):
         write_ledgers(cast("Any", Client()), job, chunks())
     assert asked == deleted
+
+
+@pytest.mark.parametrize("encoding", ["json", "arrow"])
+def test_a_string_of_a_stream_that_is_no_text_is_refused_as_that_of_a_batch_is(encoding: str) -> None:
+    schema = StructType([StructField("text", StringType())])
+    options = parse_write({"metadata": "sqlite:///unused.db", "log": "a"})
+    job = Job(options, Written(encoding, schema=schemas.nullable_json(schema)), "job", 1, None, ())
+
+    def write(text: bytes, content: Fingerprint | None) -> list[Chunk]:
+        column = pyarrow.array([b"fine", text], pyarrow.binary()).view(pyarrow.string())
+        batch = pyarrow.RecordBatch.from_arrays([column], ["text"])
+        return list(encode_chunks(job, iter([batch]), content))
+
+    assert [chunk.rows for chunk in write(b"fine", Fingerprint())] == [2]
+    for content in (None, Fingerprint()):
+        with pytest.raises(InvalidArgumentError, match="UTF-8"):
+            write(b"\xff\xfe", content)
