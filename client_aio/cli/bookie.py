@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bookie_aio import structured_logging
-from bookie_aio.config import BookieConfig, Limits, is_wildcard, share_descriptors
+from bookie_aio.config import BookieConfig, Limits, is_loopback, is_wildcard, share_descriptors
 from bookie_aio.metrics import DiskTimes
 from bookie_aio.server.age import read_age
 from bookie_aio.server.bookie import Bookie
@@ -237,9 +237,8 @@ async def _serve(
         await _check_port_is_free(*config.listen)
         store = await stack.enter_async_context(await open_store(uri, create=create))
         surveyor = await stack.enter_async_context(Surveyor(invocation, store))
-        if http is not None:
-            announced = {"http": _announced(config, http.address)}
-            config = replace(config, properties={**config.properties, **announced})
+        if http is not None and (announced := _announced(config, http.address)):
+            config = replace(config, properties={**config.properties, "http": announced})
         bookie = await stack.enter_async_context(
             await Bookie.start(
                 config, store, disk, rng=rng, now_ms=_now_ms, clock=time.perf_counter, effort=time.thread_time
@@ -289,7 +288,8 @@ async def _http_server(config: BookieConfig, times: DiskTimes) -> AsyncGenerator
     try:
         server = await HttpServer.listen(*config.http, clock=time.perf_counter, disk=times)
     except socket.gaierror as error:
-        usage_error(f"--http {join_address(*config.http)}: {error.strerror}")
+        # Not wrong usage: a service manager starts the bookie again, and names can be resolved then.
+        raise OSError(f"--http {join_address(*config.http)}: {error.strerror}") from error
     except OSError as error:
         raise OSError(error.strerror or str(error)) from error  # without the number of the error
     async with server:
@@ -424,12 +424,16 @@ def _release() -> str:
 
 
 def _announced(config: BookieConfig, address: str) -> str:
-    """Return the address of the HTTP endpoint as others reach it: a wildcard is no address."""
+    """Return the address of the HTTP endpoint as others reach it; "" where they do not.
+
+    A wildcard is no address. A loopback address of this machine is another endpoint's on theirs.
+    """
     host, port = split_address(address)
-    if not is_wildcard(host):
-        return address
     advertised = config.advertise[0] if config.advertise else join_address(*config.listen)
-    return join_address(split_address(advertised)[0], port)
+    reached, _ = split_address(advertised)
+    if is_loopback(host) and not is_loopback(reached):
+        return ""
+    return join_address(reached, port) if is_wildcard(host) else address
 
 
 def _now_ms() -> int:

@@ -18,6 +18,7 @@ asks. Without file and variables nothing is imported for it.
 import ast
 import inspect
 import json
+import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -33,7 +34,10 @@ from metadata.errors import InvalidArgumentError
 
 PREFIX = "BOOKIE_AIO_"
 CONFIG_VARIABLE, CONTEXT_VARIABLE = f"{PREFIX}CONFIG", f"{PREFIX}CONTEXT"
-_NO_KEYS = {CONFIG_VARIABLE, CONTEXT_VARIABLE, f"{PREFIX}PASSWORD"}
+_NO_KEYS = {
+    *(CONFIG_VARIABLE, CONTEXT_VARIABLE, f"{PREFIX}PASSWORD"),
+    *(f"{PREFIX}COMPILE", f"{PREFIX}OPT_LEVEL"),  # of the build of a wheel
+}
 # Kubernetes sets these for a Service whose name begins with "bookie-aio-".
 _OF_KUBERNETES = re.compile(r"_SERVICE_(HOST|PORT(_\w+)?)$|_PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?$")
 
@@ -93,6 +97,26 @@ SECTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     "bookie.storage.scrub": ("bookie_aio.storage.maintenance.scrubber:ScrubConfig", ()),
 }
 """The class of each section, and those of its fields that are keys; none named: all of them."""
+
+_UNCHECKED = "bookie.storage"
+"""The classes of this section and of those below it do not look at their values: `_check_range` does."""
+_MAY_BE_ZERO = frozenset(
+    f"bookie.storage.{name}"
+    for name in (
+        *("short_sync_s", "page_cache_bytes", "space.spare_bytes_max", "scrub.bytes_per_s"),
+        *("space.warn_free_bytes", "space.warn_free_share", "space.floor_free_bytes"),
+        *("space.floor_free_share", "compaction.compact_below"),
+    )
+)
+_PARTS = frozenset(
+    f"bookie.storage.{name}"
+    for name in (
+        *("space.warn_free_share", "space.floor_free_share"),
+        *("compaction.compact_below", "compaction.compact_below_when_low", "compaction.loop_share"),
+    )
+)
+"""Parts of a whole: 1 at most."""
+_LEAST = {"bookie.storage.segment_bytes": 64 * 1024}
 
 _TERSE = {
     "bookie.limits.connections_max": "Connections; one more is refused. The descriptors may allow fewer.",
@@ -418,12 +442,19 @@ class Settings:
         return next((f"{key} of {found[key].source}" for key in keys if key in found), "")
 
     def plain(self, section: str) -> dict[str, Any]:
-        """Return what is set of a section's class, by field. Raises InvalidArgumentError for a wrong type."""
-        found = {key: one for key, one in self.found().items() if key.rpartition(".")[0] == section}
+        """Return what is set of a section's class, by field.
+
+        Raises:
+            InvalidArgumentError: a value is of the wrong type, or not finite, or out of its range where the
+                class does not look at it.
+        """
+        # Contexts have no keys of sections, and bookies start though a user's contexts are damaged.
+        given = {**self._of_file, **self._of_environment}
+        found = {key: one for key, one in given.items() if key.rpartition(".")[0] == section}
         if not found.keys() - _FLAG_KEYS.difference(_CLASS_FLAGS):
             return {}
         return {
-            key.removeprefix(f"{section}."): _value(found[key], key, default)
+            key.removeprefix(f"{section}."): _check_range(_value(found[key], key, default), key, found[key])
             for key, default in _fields_of(section)
             if key in found
         }
@@ -461,4 +492,23 @@ def _value(setting: Setting, key: str, default: Any) -> Any:
     if not is_number or (kind is int and not isinstance(value, int)):
         what = "a whole number" if kind is int else "a number"
         raise InvalidArgumentError(f"{key} of {setting.source} is {value!r}, which is not {what}")
+    if not math.isfinite(value):
+        raise InvalidArgumentError(f"{key} of {setting.source} is {value!r}, which is not a finite number")
+    return value
+
+
+def _check_range(value: Any, key: str, setting: Setting) -> Any:
+    """Return the value of a key whose class does not look at it, or raise InvalidArgumentError."""
+    if not key.startswith(_UNCHECKED):
+        return value
+    least = _LEAST.get(key, 0)
+    why = ""
+    if value < least:
+        why = f"below {least:,}"
+    elif value == 0 and key not in _MAY_BE_ZERO:
+        why = "not above zero"
+    elif value > 1 and key in _PARTS:
+        why = "above 1, and is a part of a whole"
+    if why:
+        raise InvalidArgumentError(f"{key} of {setting.source} is {value!r}, which is {why}")
     return value

@@ -19,7 +19,7 @@ ENVIRONMENT = Path(__file__).parents[2] / ".ci" / "environment"
 INTERPRETER = """#!/usr/bin/env bash
 case "$*" in
 --version) echo "Python of the test" ;;
-"-m venv "*) mkdir -p "$3/bin" && printf '#!/bin/sh\\n' >"$3/bin/python" && chmod +x "$3/bin/python" ;;
+"-m venv --clear "*) at=$4/bin && mkdir -p $at && printf '#!/bin/sh\\n' >$at/python && chmod +x $at/python ;;
 -) {{ cat <<'BEFORE'; cat; }} | exec {python} -S - ;;
 import importlib.util, sys, sysconfig
 sys.prefix = "/of/the/test"
@@ -65,9 +65,10 @@ class Machine:
         file.chmod(0o755)
         return str(file)
 
-    def taken(self, *, code: int = 0, **environment: str) -> str:
-        """Make the environment, and return what was said about the interpreter."""
-        shutil.rmtree(self.home / "made", ignore_errors=True)
+    def taken(self, *, code: int = 0, keep: bool = False, **environment: str) -> str:
+        """Make the environment, anew unless it is to be kept, and return what was said first."""
+        if not keep:
+            shutil.rmtree(self.home / "made", ignore_errors=True)
         kept = {key: value for key, value in os.environ.items() if key != "PYTHON"}
         done = subprocess.run(
             [self.home / ".ci" / "environment", "made"],
@@ -111,6 +112,15 @@ def test_else_it_is_the_first_that_is_new_enough(machine: Machine) -> None:
     machine.add("python3.12")
     why = "the first that is new enough; none was built optimised"
     assert machine.taken() == f"environment: made, Python of the test of {first} ({why})"
+
+
+def test_one_without_pip_is_made_again(machine: Machine) -> None:
+    """Where the module venv is not whole, or is interrupted, the interpreter is there, and pip is not."""
+    machine.taken()
+    assert machine.taken(keep=True) == "environment: installing bookie-aio and what it needs"
+    (machine.home / "made" / "bin" / "python").write_text("#!/bin/sh\nexit 1\n")
+    assert machine.taken(keep=True).startswith("environment: made, Python of the test of ")
+    assert machine.taken(keep=True) == "environment: installing bookie-aio and what it needs"
 
 
 def test_each_python_that_the_package_claims_is_one_that_the_suite_is_run_on() -> None:

@@ -300,7 +300,8 @@ def test_a_host_that_is_not_there_is_named(tmp_path: Path) -> None:
     assert f"cannot listen on {where}" in refusal(
         cli, *serve, "--listen", where, "--advertise", "h:1", code=1
     )
-    assert f"--http {where}" in refusal(cli, *serve, "--listen", "127.0.0.1:0", "--http", where, code=2)
+    # Not wrong usage, with which systemd starts nothing again: the name may be known a moment later.
+    assert f"--http {where}" in refusal(cli, *serve, "--listen", "127.0.0.1:0", "--http", where, code=1)
     assert not list(tmp_path.iterdir())
 
 

@@ -15,8 +15,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from client_aio.cli.config import all_keys
-from client_aio.cli.settings import Settings, document
+from client_aio.cli.settings import (
+    _UNCHECKED,
+    SECTIONS,
+    Setting,
+    Settings,
+    _check_range,
+    _fields_of,
+    document,
+)
 from client_aio.config import AutoRecoveryConfig, ClientConfig
+from metadata.errors import InvalidArgumentError
 from tests.support.cli import TIMEOUT_S, Cli
 
 if TYPE_CHECKING:
@@ -230,6 +239,50 @@ def test_a_wrong_value_of_the_client_is_one_line(user: User, text: str, says: st
     assert says in user.refused("ledger", "list", "--metadata", "sqlite:///x/y")
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("bookie.storage.compaction.loop_share", "0.0", "not above zero"),
+        ("bookie.storage.compaction.loop_share", "1.5", "above 1, and is a part of a whole"),
+        ("bookie.storage.compaction.bytes_per_s", "0", "not above zero"),
+        ("bookie.storage.segment_bytes", "1000", "below 65,536"),
+        ("bookie.storage.space.retry_s", "nan", "not a finite number"),
+        ("bookie.storage.space.floor_free_bytes", "-1", "below 0"),
+        ("bookie.storage.scrub.bytes_per_s", "-1", "below 0"),
+        ("bookie.limits.write_stall_timeout_s", "nan", "not a finite number"),
+    ],
+)
+def test_a_value_that_would_stop_a_bookie_later_is_refused_at_its_start(
+    user: User, tmp_path: Path, key: str, value: str, says: str
+) -> None:
+    user.writes(f"{key} = {value}\n")
+    serve = ("bookie", "serve", "--dir", str(tmp_path / "data"), "--metadata", f"sqlite://{tmp_path}/m.db")
+    line = user.refused(*serve)
+    assert key in line
+    assert says in line
+    assert not (tmp_path / "data").exists()
+
+
+def test_every_key_of_the_storage_has_a_range() -> None:
+    """The classes do not look at their values, so a key that is added needs a decision here."""
+    for section in SECTIONS:
+        for key, default in _fields_of(section):
+            if not key.startswith(_UNCHECKED):
+                continue
+            setting = Setting(default, "a test")
+            assert _check_range(default, key, setting) == default
+            with pytest.raises(InvalidArgumentError, match="below"):
+                _check_range(-1, key, setting)
+            if key.endswith("_share") or "compact_below" in key:
+                with pytest.raises(InvalidArgumentError, match="above 1"):
+                    _check_range(1.01, key, setting)
+
+
+def test_variables_of_the_build_are_no_settings(user: User) -> None:
+    user.variables |= {"BOOKIE_AIO_COMPILE": "1", "BOOKIE_AIO_OPT_LEVEL": "3"}
+    assert user.shown() == {}
+
+
 def test_variables_that_kubernetes_sets_are_passed_over(user: User) -> None:
     user.variables |= {
         "BOOKIE_AIO_SERVICE_HOST": "10.0.0.1",
@@ -296,6 +349,19 @@ def test_what_makes_a_bookie_or_a_cluster_passes_over_the_context(user: User, tm
         line = user.refused("bookie", *command, "--dir", str(tmp_path / "data"))
         assert "no metadata store is named" in line
     assert not (tmp_path / "prod.db").exists()
+
+
+def test_a_bookie_starts_though_the_contexts_are_damaged(user: User, tmp_path: Path) -> None:
+    user.run("context", "add", "one", "zk://z:2181/x")
+    (user.home / "bookie-aio" / "contexts.toml").write_text("contexts = 3\n")
+    user.variables["BOOKIE_AIO_CONTEXT"] = "nosuch"
+    serve = ("--dir", str(tmp_path / "data"), "--metadata", f"sqlite://{tmp_path}/m.db")
+    process = user.start("bookie", "serve", "--listen", "127.0.0.1:0", *serve)
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith(b"bookie ")
+    process.send_signal(signal.SIGTERM)
+    _, error = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 0, error.decode()
 
 
 def test_damaged_contexts_are_told(user: User) -> None:
