@@ -6,10 +6,14 @@ burst and not per entry.
 
 Latencies are counted in an HDR histogram. Without hdrhistogram they are counted in log-scaled buckets, which
 grow by the factor 2^(1/32): the error of a percentile is below 2 %.
+
+A result is printed as soon as it is there. What may fail then, a file or a deletion, costs no result.
 """
 
 import asyncio
+import errno
 import math
+import os
 import random
 import time
 from collections import deque
@@ -32,6 +36,8 @@ from client_aio.cli.options import (
     password_of,
     usage_error,
 )
+from client_aio.core.add_window import ENTRY_OVERHEAD_BYTES
+from metadata.errors import NoSuchLedgerError
 
 Bursts = deque[tuple[int, float]]
 """Bursts of adds, oldest first: the number of entries added at once, and the time."""
@@ -178,7 +184,13 @@ Entries = Annotated[int | None, typer.Option(min=1, help="How many entries to wr
 async def write(
     invocation: Invocation,
     entry_bytes: EntryBytes = 1024,
-    in_flight: Annotated[int, typer.Option(min=1, help="Adds not acknowledged yet, per ledger.")] = 1000,
+    in_flight: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Adds not acknowledged yet, per ledger; fewer where their bytes exceed max_in_flight_bytes.",
+        ),
+    ] = 1000,
     batch: Annotated[
         int, typer.Option(min=1, help="Entries added at a time, with one future; 1: each by itself.")
     ] = 1,
@@ -192,14 +204,23 @@ async def write(
     placement: PlacementOption = Placement.WEIGHTED,
     histogram: Histogram = None,
 ) -> None:
-    """Write entries of random bytes with a fixed number in flight; print rate and latencies."""
+    """Write entries of random bytes with a fixed number in flight; print rate and latencies.
+
+    No more bytes are in flight than the client's max_in_flight_bytes, 64 MiB by default, for each ledger. The
+    result says how many entries were.
+    """
     _check_histogram(invocation, histogram)
     sizes = quorums(ensemble, write_quorum, ack_quorum)
     payload = random.SystemRandom().randbytes(entry_bytes)
     async with (
         invocation.connect(placement=placement.policy) as client,
-        _own_ledgers(client, ledgers, sizes, keep=keep) as writers,
+        _own_ledgers(client, ledgers, sizes, invocation.output.note, keep=keep) as writers,
     ):
+        asked, in_flight = in_flight, min(in_flight, _room(writers[0], entry_bytes))
+        if in_flight < asked:
+            invocation.output.note(
+                f"{in_flight:,} entries are in flight, not {asked:,}: max_in_flight_bytes allows no more"
+            )
         with invocation.output.progress() as progress:  # before the clock starts: this takes time of its own
             measured = Measured(time.perf_counter())
             deadline = measured.started + seconds if entries is None else float("inf")
@@ -214,18 +235,34 @@ async def write(
                     adding = _Adding(writer, payload, batch)
                     group.create_task(_fill(adding, in_flight, share, deadline, measured, show))
         row = measured.row("write")
-    row |= {"entry_bytes": entry_bytes, "in_flight": in_flight, "batch": batch, "ledgers": ledgers, **sizes}
-    if keep:
-        row["ledger_ids"] = [writer.ledger_id for writer in writers]
-    _print(invocation, row, measured, histogram)
+        row |= {"entry_bytes": entry_bytes, "in_flight": in_flight, "batch": batch, "ledgers": ledgers}
+        row |= sizes
+        if keep:
+            row["ledger_ids"] = [writer.ledger_id for writer in writers]
+        _print(invocation, row, measured, histogram)
+
+
+def _room(writer: client_aio.LedgerWriter, entry_bytes: int) -> int:
+    """Return how many entries of this size are in flight when `drain` begins to wait; one at least."""
+    return max(writer.max_in_flight_bytes // (entry_bytes + ENTRY_OVERHEAD_BYTES), 1)
 
 
 @asynccontextmanager
 async def _own_ledgers(
-    client: client_aio.Client, count: int, sizes: Quorums, *, keep: bool = False
+    client: client_aio.Client,
+    count: int,
+    sizes: Quorums,
+    note: Callable[[str], None],
+    *,
+    keep: bool = False,
 ) -> AsyncGenerator[list[client_aio.LedgerWriter], None]:
-    """Create ledgers, and close them on exit; also delete them unless `keep`, after Ctrl-C as well."""
+    """Create ledgers, and close them on exit; also delete them unless `keep`, after Ctrl-C as well.
+
+    Args:
+        note: is told the ledgers that could not be deleted.
+    """
     writers: list[client_aio.LedgerWriter] = []
+    errors: list[Exception] = []
     try:
         for _ in range(count):
             await _create(client, sizes, writers)
@@ -234,8 +271,32 @@ async def _own_ledgers(
         for writer in writers:
             await writer.close()
     finally:
-        for writer in () if keep else writers:
-            await client.delete_ledger(writer.ledger_id)
+        if not keep:
+            errors = await _delete(client, [writer.ledger_id for writer in writers], note)
+    if errors:  # an error of the run itself comes before these
+        raise errors[0]
+
+
+async def _delete(
+    client: client_aio.Client, ledger_ids: list[int], note: Callable[[str], None]
+) -> list[Exception]:
+    """Try to delete each ledger, and tell which ones are left; return the errors."""
+    left, errors = ledger_ids.copy(), list[Exception]()
+    try:
+        for ledger_id in ledger_ids:
+            try:
+                await client.delete_ledger(ledger_id)
+            except NoSuchLedgerError:
+                pass
+            except Exception as error:
+                errors.append(error)
+                continue
+            left.remove(ledger_id)
+    finally:
+        if left:
+            why = f": {errors[0]}" if errors else ""
+            note(f"not deleted, see `bookie-aio ledger delete`: {', '.join(map(str, left))}{why}")
+    return errors
 
 
 async def _create(client: client_aio.Client, sizes: Quorums, writers: list[client_aio.LedgerWriter]) -> None:
@@ -355,7 +416,9 @@ async def read(
     sizes, password = quorums(ensemble, write_quorum, ack_quorum), password_of(password_file)
     async with invocation.connect() as client, AsyncExitStack() as stack:
         if ledger_id is None:
-            (writer,) = await stack.enter_async_context(_own_ledgers(client, 1, sizes))
+            (writer,) = await stack.enter_async_context(
+                _own_ledgers(client, 1, sizes, invocation.output.note)
+            )
             payload = random.SystemRandom().randbytes(entry_bytes)
             await writer.add_entries(payload for _ in range(entries))
             await writer.close()
@@ -376,8 +439,8 @@ async def read(
                     for _ in range(in_flight):
                         group.create_task(run(reader, measured.started + seconds, measured, show))
             row = measured.row("read")
-    row |= {"ledger_id": ledger_id, "random": at_random, "in_flight": in_flight}
-    _print(invocation, row, measured, histogram)
+            row |= {"ledger_id": ledger_id, "random": at_random, "in_flight": in_flight}
+            _print(invocation, row, measured, histogram)
 
 
 async def _read_in_order(reader: Any, deadline: float, measured: Measured, show: Callable[[], None]) -> None:
@@ -417,8 +480,11 @@ async def _read_at_random(reader: Any, deadline: float, measured: Measured, show
 
 
 def _check_histogram(invocation: Invocation, path: Path | None) -> None:
-    if path is not None and not path.parent.is_dir():
-        usage_error(f"--histogram {path}: there is no directory {path.parent}")
+    if path is not None:
+        try:
+            _check_writable(path)
+        except OSError as error:
+            usage_error(f"--histogram {path}: {error.strerror or error}")
     if Latencies().is_exact:
         return
     if path is not None:
@@ -428,7 +494,33 @@ def _check_histogram(invocation: Invocation, path: Path | None) -> None:
     )
 
 
+def _check_writable(path: Path) -> None:
+    """Raise OSError where a file could not be written; what it holds stays, and a new one is removed again.
+
+    A pipe is not opened: its reader would take that for the whole.
+    """
+    is_there = os.path.lexists(path)
+    if path.exists() and not path.is_file() and not path.is_dir():
+        if not os.access(path, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return
+    with path.open("ab"):
+        pass
+    if not is_there:
+        path.unlink()
+
+
 def _print(invocation: Invocation, row: dict[str, Any], measured: Measured, histogram: Path | None) -> None:
-    if histogram is not None:
-        measured.latencies.write_distribution(histogram)
-    invocation.output.document(row)
+    """Print the result, then write the histogram: neither is lost where the other one fails."""
+    try:
+        invocation.output.document(row)
+    finally:
+        if histogram is not None:
+            _write_histogram(measured, histogram)
+
+
+def _write_histogram(measured: Measured, path: Path) -> None:
+    try:
+        measured.latencies.write_distribution(path)
+    except OSError as error:  # one of a write names no file
+        raise OSError(f"the histogram {path} was not written: {error.strerror or error}") from error

@@ -8,10 +8,12 @@ The checks at the end of `CHECKS` judge an `Observed`, and touch nothing.
 
 import asyncio
 import email.utils
+import errno
 import http.client
 import os
 import resource
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import aclosing, suppress
@@ -21,13 +23,13 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from bookie_aio.storage.disk.disk import RealDisk
+from bookie_aio.config import CONNECTIONS_MAX, MIB
 from client_aio.autorecovery.survey import ClusterSurvey, all_metadata, figures_of, survey
 from client_aio.cli.exit_codes import Exit
 from client_aio.cli.options import Invocation, command, usage_error
 from metadata.access.bookies import split_address
 from metadata.access.ledgers import LEDGER_SEQUENCE
-from metadata.errors import BookKeeperError, MetadataCorruptError, StorageError
+from metadata.errors import BookKeeperError, MetadataCorruptError
 from metadata.ids import KEY_CLUSTER, LEDGER_ID_MAX, MALFORMED
 from metadata.model.ledger import LedgerState
 from metadata.text import escape
@@ -49,8 +51,20 @@ IDS_SHARE_MAX = 0.5
 _METADATA_READS = 9
 _INFO_TIMEOUT_S = 5.0
 _HTTP_TIMEOUT_S = 2.0
-_PROBE_BYTES = 4 * 1024 * 1024
+_PROBE_BYTES = 4 * MIB
 _PROBE_SYNCS = 20
+_FALLOCATE_UNSUPPORTED = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
+_TO_MAKE_ROOM = "free space: a bookie takes no entries without"
+_TO_MAY_WRITE = "run `doctor` as the bookie's user, or let that user write here"
+_TO_DO = {
+    errno.ENOSPC: _TO_MAKE_ROOM,
+    errno.EDQUOT: _TO_MAKE_ROOM,
+    errno.EROFS: "the system's log says why it is read-only: mend that, and mount it writable",
+    errno.EIO: "replace the disk (docs/OPERATING.md)",
+    errno.EACCES: _TO_MAY_WRITE,
+    errno.EPERM: _TO_MAY_WRITE,
+}
+"""What to do about a directory that cannot be written to, by the number of the error."""
 
 
 class Finding(NamedTuple):
@@ -75,6 +89,15 @@ class DirectoryLook(NamedTuple):
     """Whether space is reserved without being written (fallocate)."""
 
 
+class FailedLook(NamedTuple):
+    """A directory of this machine that refused what a bookie's storage does there."""
+
+    path: str
+    error: str
+    number: int | None = None
+    """The system's number of the error."""
+
+
 @dataclass
 class Observed:
     """The state of a cluster and of this machine, as far as it could be seen."""
@@ -97,6 +120,7 @@ class Observed:
     ids_drawn: int = 0
     id_floor: int = 0
     directories: list[DirectoryLook] = field(default_factory=list)
+    failed_directories: list[FailedLook] = field(default_factory=list)
     descriptors: int | None = None
     """The hard limit of this process; None where it was not looked at."""
     unseen: list[str] = field(default_factory=list)
@@ -164,7 +188,14 @@ def _descriptors(seen: Observed) -> Found:
     for name, figures in seen.figures.items():
         used, most = figures["connections"], figures["connections_max"]
         if used > most * CONNECTIONS_SHARE_MAX:
-            action = "raise the hard limit of descriptors (LimitNOFILE=), or have clients share connections"
+            # Another limit than the default is one that was set, or what the descriptors allow.
+            to_raise = (
+                "`bookie.limits.connections_max`, and the hard limit of descriptors (LimitNOFILE=) with it"
+                if most == CONNECTIONS_MAX
+                else "the lower one of the hard limit of descriptors (LimitNOFILE=) and "
+                "`bookie.limits.connections_max`"
+            )
+            action = f"have clients share connections, or raise {to_raise}"
             yield name, f"{used:,} connections of {most:,}", action
     if seen.descriptors is not None and seen.descriptors < DESCRIPTORS_MIN:
         evidence = f"the hard limit is {seen.descriptors:,} descriptors"
@@ -252,6 +283,11 @@ def _ids(seen: Observed) -> Found:
 
 
 def _file_systems(seen: Observed) -> Found:
+    for failed in seen.failed_directories:
+        probe = f"a file of {_PROBE_BYTES // MIB} MiB"
+        evidence = f"{probe} cannot be reserved, written and synced: {failed.error}"
+        action = "look at the file system and at the limits of processes: a bookie writes no entry here"
+        yield failed.path, evidence, _TO_DO.get(failed.number or 0, action)
     for one in seen.directories:
         if not one.tells_data:
             evidence = "the file system does not tell data from holes (SEEK_DATA)"
@@ -357,27 +393,62 @@ def _clock_ahead_s(host: str, port: int) -> float:
     return max(told - here, 0.0) + min(told + 1 - here, 0.0)
 
 
+def _check_directories(paths: Iterable[Path]) -> None:
+    """Raise InvalidArgumentError where there is no such directory; other errors are found by the look."""
+    for path in paths:
+        try:
+            path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            usage_error(f"--dir {path}: there is no such directory")
+        except OSError:
+            continue
+
+
+async def _look_at_directories(paths: Iterable[Path], seen: Observed) -> None:
+    seen.descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if seen.descriptors == resource.RLIM_INFINITY:
+        seen.descriptors = None
+    for path in paths:
+        try:
+            seen.directories.append(await look_at_directory(path))
+        except OSError as error:
+            failed = FailedLook(str(path), error.strerror or str(error), error.errno)
+            seen.failed_directories.append(failed)
+
+
 async def look_at_directory(path: Path) -> DirectoryLook:
     """Try in a directory what a bookie's storage does there, in a file that is removed again.
 
     Raises:
-        OSError, StorageError: the directory cannot be written to.
+        OSError: the directory cannot be written to, or has no room.
     """
-    disk = RealDisk()
-    free, total = disk.space(str(path))
-    probe = path / f".bookie-aio-doctor-{os.getpid()}"
-    descriptor = os.open(probe, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    space = os.statvfs(path)
+    descriptor, probe = tempfile.mkstemp(prefix=".bookie-aio-doctor-", dir=path)
     try:
-        os.ftruncate(descriptor, _PROBE_BYTES)
-        tells_data = not _has_data(descriptor)
-        if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(descriptor, 0, _PROBE_BYTES)
-        reserves = hasattr(os, "posix_fallocate") and not _has_data(descriptor)
-        times = [await asyncio.to_thread(_sync_one, descriptor, number) for number in range(_PROBE_SYNCS)]
+        try:
+            os.ftruncate(descriptor, _PROBE_BYTES)
+            tells_data = not _has_data(descriptor)
+            reserves = _reserve(descriptor) and not _has_data(descriptor)
+            times = [await asyncio.to_thread(_sync_one, descriptor, each) for each in range(_PROBE_SYNCS)]
+        finally:
+            os.close(descriptor)
     finally:
-        os.close(descriptor)
-        probe.unlink()
+        os.unlink(probe)
+    free, total = space.f_bavail * space.f_frsize, space.f_blocks * space.f_frsize
     return DirectoryLook(str(path), free, total, times, tells_data, reserves)
+
+
+def _reserve(descriptor: int) -> bool:
+    """Reserve the space of the probe; return whether that can be done here."""
+    if not hasattr(os, "posix_fallocate"):
+        return False
+    try:
+        os.posix_fallocate(descriptor, 0, _PROBE_BYTES)
+    except OSError as error:
+        if error.errno not in _FALLOCATE_UNSUPPORTED:
+            raise
+        return False
+    return True
 
 
 def _has_data(descriptor: int) -> bool:
@@ -405,8 +476,8 @@ async def doctor(
         list[Path] | None,
         typer.Option(
             "--dir",
-            exists=True,
             file_okay=False,
+            readable=False,
             help="A directory of this machine to try, by a small file; may be repeated.",
             show_default=False,
         ),
@@ -423,22 +494,17 @@ async def doctor(
     """Look for what is wrong, or soon will be: each finding has its evidence, and what to do.
 
     Changes nothing in the cluster. With --dir alone, and no metadata store named, only this machine is looked
-    at. The clock of a bookie is known only where it serves --http.
+    at. A directory that cannot be written to is a finding. The clock of a bookie is known only where it
+    serves --http.
 
     The exit code is 0 without a finding, and 1 with one.
     """
     seen = Observed()
+    _check_directories(directories or ())
     if invocation.metadata or not directories:
         await look_at_cluster(invocation, seen, watch)
     if directories:
-        seen.descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        if seen.descriptors == resource.RLIM_INFINITY:
-            seen.descriptors = None
-        for path in directories:
-            try:
-                seen.directories.append(await look_at_directory(path))
-            except (OSError, StorageError) as error:
-                usage_error(f"--dir {path}: {getattr(error, 'strerror', None) or error}")
+        await _look_at_directories(directories, seen)
     findings = examine(seen)
     document = {
         "findings": [one._asdict() for one in findings],

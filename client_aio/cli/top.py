@@ -1,16 +1,17 @@
 """`bookie-aio top`: a cluster in a terminal, refreshed each second; elsewhere plain text or JSON.
 
 Asks every bookie for its figures (INFO) at each refresh. The survey of `cluster status` reads the metadata of
-every ledger, so it runs beside that, and rests ten times as long as it took.
+every ledger, so it runs beside that, and rests ten times as long as it took. It may be minutes old, and its
+age is shown. No cluster is called healthy in which a bookie has gone since, or whose last survey failed.
 
-`Sample`, `rows_of` and `Screen` are pure; `_look` and `_survey` ask.
+`Sample`, `rows_of` and `Screen` are pure; `_look` and `_Surveyor` ask.
 """
 
 import asyncio
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,6 +21,7 @@ from client_aio.autorecovery.survey import ClusterSurvey, figures_of, survey
 from client_aio.cli.options import Invocation, command, stop_event
 from client_aio.cli.output import Output
 from client_aio.config import MIB
+from client_aio.core.audit import Condition
 from metadata.access.bookies import registered_bookies
 from metadata.errors import BookKeeperError
 from metadata.ids import MALFORMED
@@ -40,6 +42,7 @@ COLUMNS = (
     "bookie", "state", "adds_s", "mib_in_s", "mib_out_s", "fsync_p99_ms", "queue_kib", "connections",
     "free_gib", "ledgers",
 )  # fmt: skip
+_GONE = ("down", "silent")
 _NARROW = ("bookie", "state", "adds_s", "fsync_p99_ms")
 _WIDE_FROM = 115
 """The least width in which all columns have room."""
@@ -111,8 +114,28 @@ class Screen:
 
     rows: list[Row]
     cluster: ClusterSurvey | None
-    """The last survey; None before the first one."""
+    """The last survey that succeeded; None before the first one."""
     error: str = ""
+    age_s: float | None = None
+    """The time since that survey began; None before the first one."""
+    survey_error: str = ""
+    """Why the last survey failed, if it did."""
+
+    @property
+    def condition(self) -> Condition | None:
+        """Return the worst condition that is known; None where it may be worse than healthy."""
+        known = Condition.HEALTHY if self.cluster is None else self.cluster.condition
+        if any(row.state in _GONE for row in self.rows):
+            known = max(known, Condition.DEGRADED)
+        is_sure = self.cluster is not None and not self.error and not self.survey_error
+        return known if is_sure or known > Condition.HEALTHY else None
+
+    def problems(self) -> list[str]:
+        """Return what is wrong: what the survey found, and the bookies that have gone since."""
+        found = [] if self.cluster is None else [problem.text for problem in self.cluster.problems]
+        surveyed = {} if self.cluster is None else {one.bookie_id: one.state for one in self.cluster.bookies}
+        gone = [row for row in self.rows if row.state in _GONE and row.state != surveyed.get(row.bookie)]
+        return [*(f"bookie {row.bookie} is {row.state}, and no survey has seen it" for row in gone), *found]
 
     def heading(self) -> list[str]:
         """Return the lines above the table: the condition, problems, ledgers and repairs."""
@@ -120,28 +143,40 @@ class Screen:
         total = f"{sum(row.adds_s or 0.0 for row in known):,.0f} copies of entries a second" if known else ""
         if self.error:
             return [f"no answer: {self.error}"]
+        unknown = "unknown" if self.survey_error else "looking"
+        condition = unknown if self.condition is None else self.condition.label
+        texts = self.problems()
+        problems = [f"  {text}" for text in texts[:_PROBLEMS_MAX]]
+        if len(texts) > _PROBLEMS_MAX:
+            problems.append(f"  and {len(texts) - _PROBLEMS_MAX} more: `cluster status`")
+        return ["; ".join(filter(None, (condition, total, self._survey()))), *problems, *self._ledgers()]
+
+    def _survey(self) -> str:
+        """Return how far the survey can be trusted."""
+        age = "" if self.age_s is None else f"surveyed {self.age_s:,.0f} s ago"
+        if self.survey_error:
+            return f"the survey failed: {self.survey_error}" + (f" ({age})" if age else "")
+        return age or "the survey of all ledgers is under way"
+
+    def _ledgers(self) -> list[str]:
         if self.cluster is None:
-            return [f"{total or 'looking'}; the survey of all ledgers is under way"]
-        found = self.cluster
-        problems = [f"  {problem.text}" for problem in found.problems[:_PROBLEMS_MAX]]
-        if len(found.problems) > _PROBLEMS_MAX:
-            problems.append(f"  and {len(found.problems) - _PROBLEMS_MAX} more: `cluster status`")
-        states = ", ".join(f"{count:,} {state}" for state, count in found.ledgers.items()) or "none"
-        recovery = found.auto_recovery
+            return []
+        states = ", ".join(f"{count:,} {state}" for state, count in self.cluster.ledgers.items()) or "none"
+        recovery = self.cluster.auto_recovery
         return [
-            found.condition.label + (f"; {total}" if total else ""),
-            *problems,
             f"ledgers: {states}; {len(recovery.refs):,} wait for a repair, {len(recovery.workers)} workers"
-            f"{', paused' if recovery.is_paused else ''}",
+            f"{', paused' if recovery.is_paused else ''}"
         ]
 
     def document(self) -> dict[str, Any]:
         """Return it as one JSON object."""
         return {
-            "condition": None if self.cluster is None else self.cluster.condition.label,
-            "problems": [] if self.cluster is None else [each.text for each in self.cluster.problems],
+            "condition": None if self.condition is None else self.condition.label,
+            "problems": self.problems(),
             "ledgers": {} if self.cluster is None else self.cluster.ledgers,
             "tasks": None if self.cluster is None else len(self.cluster.auto_recovery.refs),
+            "survey_age_s": None if self.age_s is None else round(self.age_s, 1),
+            "survey_error": self.survey_error or None,
             "bookies": [asdict(row) for row in self.rows],
             "error": self.error or None,
         }
@@ -166,7 +201,7 @@ class Screen:
         for row in self.rows:
             style = {"down": "bold red", "silent": "bold red", "read-only": "yellow"}.get(row.state, "")
             table.add_row(*(Text(_cell(getattr(row, name)), style=style) for name in columns))
-        is_well = not self.error and (self.cluster is None or not self.cluster.problems)
+        is_well = not (self.error or self.survey_error or self.problems())
         first, *more = self.heading()
         lines = [Text(escape(first), style="bold green" if is_well else "bold red")]
         return Group(*lines, *(Text(escape(line), overflow="ellipsis", no_wrap=True) for line in more), table)
@@ -203,17 +238,29 @@ async def _look(context: "ClientContext") -> Sample:
 
 
 class _Surveyor:
-    """Surveys the cluster again and again; the last result stays."""
+    """Surveys the cluster again and again; the last result stays, with its age and the failure since."""
 
     def __init__(self, context: "ClientContext") -> None:
         self._context = context
-        self.last: ClusterSurvey | None = None
+        self._last: ClusterSurvey | None = None
+        self._last_at = 0.0
+        self._error = ""
+
+    def screen(self, rows: list[Row], error: str) -> Screen:
+        """Return the screen of these rows, with what is known of the cluster now."""
+        age_s = None if self._last is None else time.monotonic() - self._last_at
+        return Screen(rows, self._last, error, age_s, self._error)
 
     async def run(self) -> None:
+        """Survey for ever. Raises the error of a bug, which is none of the cluster."""
         while True:
             begin = time.monotonic()
-            with suppress(BookKeeperError):
-                self.last = await survey(self._context)
+            try:
+                self._last = await survey(self._context)
+            except BookKeeperError as error:
+                self._error = " ".join(str(error).split()) or type(error).__name__
+            else:
+                self._last_at, self._error = begin, ""
             took_s = time.monotonic() - begin
             await asyncio.sleep(max(_SURVEY_PAUSE_S, took_s * _SURVEY_REST))
 
@@ -231,7 +278,8 @@ async def top(
     """Show a cluster's bookies, their load and what is wrong, refreshed each second, until Ctrl-C.
 
     On a terminal it takes the whole screen, and gives it back. Elsewhere each refresh is a table, or with -o
-    an object. Adds are counted at bookies, so an entry counts once for each of its copies.
+    an object. Adds are counted at bookies, so an entry counts once for each of its copies. The survey of all
+    ledgers takes its time: its age is shown, and why the last one failed.
     """
     stop = stop_event()
     async with invocation.connect() as client:
@@ -239,7 +287,7 @@ async def top(
         surveying = asyncio.create_task(surveyor.run())
         try:
             with _shown(invocation.output) as show:
-                await _refresh(client._context, surveyor, show, stop, interval, count)
+                await _refresh(client._context, surveyor, surveying, show, stop, interval, count)
         finally:
             surveying.cancel()
             await asyncio.gather(surveying, return_exceptions=True)
@@ -248,6 +296,7 @@ async def top(
 async def _refresh(
     context: "ClientContext",
     surveyor: _Surveyor,
+    surveying: "asyncio.Task[None]",
     show: Callable[[Screen], None],
     stop: asyncio.Event,
     interval: float,
@@ -259,10 +308,13 @@ async def _refresh(
     try:
         while count is None or shown < count:
             looking = asyncio.create_task(_look(context))
-            await asyncio.wait((looking, stopping), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((looking, stopping, surveying), return_when=asyncio.FIRST_COMPLETED)
             if not looking.done():
                 looking.cancel()
                 await asyncio.gather(looking, return_exceptions=True)
+            if surveying.done():
+                await surveying  # it ends by an error only
+            if looking.cancelled():
                 return
             error = ""
             try:
@@ -270,10 +322,12 @@ async def _refresh(
             except BookKeeperError as raised:
                 now = before or Sample(time.monotonic())
                 error = str(raised)
-            show(Screen(rows_of(before, now), surveyor.last, error))
+            show(surveyor.screen(rows_of(before, now), error))
             before, shown = now, shown + 1
             if shown != count:
-                await asyncio.wait((stopping,), timeout=interval)
+                await asyncio.wait(
+                    (stopping, surveying), timeout=interval, return_when=asyncio.FIRST_COMPLETED
+                )
             if stopping.done():
                 return
     finally:

@@ -3,30 +3,32 @@
 from __future__ import annotations
 
 import copy
+import errno
 import json
 import os
+import resource
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from client_aio.autorecovery.survey import AutoRecoveryState, BookieReport, ClusterSurvey
 from client_aio.cli import doctor
-from client_aio.cli.doctor import CHECKS, DirectoryLook, Observed, examine
+from client_aio.cli.doctor import CHECKS, DirectoryLook, FailedLook, Observed, examine
 from client_aio.core.audit import Condition, Problem
 from metadata.access.bookies import available_bookies
 from metadata.access.ledgers import LedgerStore
 from metadata.access.repair_tasks import RepairTask, TaskRef
 from metadata.backends.uri import open_store
 from metadata.ids import LEDGER_ID_MAX
-from tests.support.cli import Cli, RunningCluster
+from tests.support.cli import TIMEOUT_S, Cli, RunningCluster
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 GIB = 2**30
 FIGURES: dict[str, Any] = {
@@ -139,6 +141,12 @@ WRONG: list[tuple[str, Callable[[Observed], None], str, str]] = [
     ("ledger ids", attribute("ids_drawn", LEDGER_ID_MAX - 5), "metadata store", "have been given out"),
     ("file systems", directory(tells_data=False), "/data", "SEEK_DATA"),
     ("file systems", directory(reserves=False), "/data", "fallocate"),
+    (
+        "file systems",
+        attribute("failed_directories", [FailedLook("/full", "No space left on device", errno.ENOSPC)]),
+        "/full",
+        "4 MiB cannot be reserved, written and synced: No space left on device",
+    ),
 ]
 
 
@@ -161,6 +169,34 @@ def test_a_fault_is_found_with_its_evidence_and_what_to_do(
 
 def test_every_check_has_a_fault_that_it_finds() -> None:
     assert {check for check, _, _, _ in WRONG} == set(CHECKS)
+
+
+@pytest.mark.parametrize(
+    ("most", "first"),
+    [
+        (10_000, "raise `bookie.limits.connections_max`"),
+        (704, "raise the lower one of the hard limit"),
+        (20_000, "raise the lower one of the hard limit"),
+    ],
+)
+def test_the_limit_of_connections_that_binds_is_the_one_to_raise(most: int, first: str) -> None:
+    seen = healthy()
+    figures("connections", most)(seen)
+    figures("connections_max", most)(seen)
+    (found,) = examine(seen)
+    assert first in found.action
+
+
+@pytest.mark.parametrize(
+    ("number", "action"),
+    [
+        (errno.ENOSPC, "free space"), (errno.EROFS, "mount it writable"), (errno.EIO, "replace the disk"),
+        (errno.EACCES, "as the bookie's user"), (errno.EFBIG, "limits of processes"), (None, "limits of"),
+    ],
+)  # fmt: skip
+def test_what_to_do_about_a_directory_depends_on_its_error(number: int | None, action: str) -> None:
+    (found,) = examine(Observed(failed_directories=[FailedLook("/data", "it failed", number)]))
+    assert action in found.action
 
 
 def test_few_groups_say_nothing_of_a_disk() -> None:
@@ -254,6 +290,42 @@ async def test_a_cluster_is_looked_at_in_full(running: RunningCluster, tmp_path:
     assert "recoveries" not in text
 
 
+def cannot_write_large_files() -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+
+
+async def test_a_directory_that_cannot_be_tried_costs_no_other_finding(
+    running: RunningCluster, tmp_path: Path
+) -> None:
+    cli = running.cli
+    ledger = int(cli.run("ledger", "create", "-e", "2", "-w", "2", "-a", "1"))
+    async with await open_store(str(cli.metadata)) as store:
+        ledgers = LedgerStore(store)
+        metadata, read = await ledgers.read(ledger)
+        await ledgers.compare_and_set(metadata.begin_recovery(), read)
+    arguments = ("doctor", "--watch", "0.1", "-o", "json")
+    process = cli.start(*arguments, "--dir", str(tmp_path), preexec_fn=cannot_write_large_files)
+    out, error = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 1, error
+    document = json.loads(out)
+    (found,) = [one for one in document["findings"] if one["check"] == "file systems"]
+    assert (found["subject"], os.listdir(tmp_path)) == (str(tmp_path), [])
+    assert "File too large" in found["evidence"]
+    assert "recoveries" in checks_of(document)
+    cli.run("ledger", "recover", str(ledger))
+
+
+@pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="needs a directory that nobody can write to")
+def test_the_directories_behind_one_that_cannot_be_tried_are_tried(tmp_path: Path) -> None:
+    arguments = ("doctor", "-o", "json", "--dir", "/proc", "--dir")
+    for last in ("/proc/self", str(tmp_path)):
+        process = Cli().start(*arguments, last)
+        out, error = process.communicate(timeout=TIMEOUT_S)
+        assert process.returncode == 1, error
+        failed = [one["subject"] for one in json.loads(out)["findings"] if one["check"] == "file systems"]
+        assert failed == ["/proc", *([last] if last.startswith("/proc") else [])]
+
+
 async def test_bookies_announce_their_release(running: RunningCluster) -> None:
     async with await open_store(str(running.cli.metadata)) as store:
         announced = await available_bookies(store)
@@ -261,5 +333,11 @@ async def test_bookies_announce_their_release(running: RunningCluster) -> None:
 
 
 def test_a_directory_that_is_not_there_is_wrong_usage(tmp_path: Path) -> None:
-    assert b"nosuch" in Cli().run("doctor", "--dir", str(tmp_path / "nosuch"), code=2)
+    nowhere = Cli(f"sqlite://{tmp_path}/nowhere.db")
+    for path in (tmp_path / "nosuch", tmp_path / "file" / "below"):
+        (tmp_path / "file").touch()
+        # Before the cluster is looked at: there is none.
+        error = nowhere.run("doctor", "--dir", str(tmp_path), "--dir", str(path), code=2)
+        assert str(path).encode() in error.replace(b"\n", b"")
+    assert b"is a file" in nowhere.run("doctor", "--dir", str(tmp_path / "file"), code=2)
     assert b"no metadata store is named" in Cli().run("doctor", code=2)
