@@ -188,11 +188,13 @@ AUTO_RECOVERY_METRICS: tuple[Metric, ...] = (
     gauge("bookie_aio_autorecovery_auditor", "", "1 where this process is the auditor.", _is_auditor),
     gauge(
         "bookie_aio_autorecovery_tasks", "",
-        "Ledgers that lack copies, as the auditor knows: with a task (listed), and with none now (waiting).",
+        "Ledgers that wait for a repair, as the auditor knows: with a task (listed), and with none now "
+        "(waiting). Those of a decommission, and those to be spread over racks, count, too.",
         _auditor(lambda of: {"listed": of.tasks_known, "waiting": of.record.waiting}), "state",
     ),
     gauge(
-        "bookie_aio_autorecovery_bookies_lost", "", "Bookies that are gone for longer than the delay.",
+        "bookie_aio_autorecovery_bookies_lost", "",
+        "Bookies that are gone for longer than the delay. One that has left the cluster may count, too.",
         _auditor(lambda of: len(of.record.lost)),
     ),
     counter(

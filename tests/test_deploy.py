@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import shlex
 import shutil
 import subprocess
 import sys
+import time
+import urllib.request
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,6 +24,7 @@ from client_aio import metrics as of_client
 from client_aio.cli import main
 from client_aio.cli.settings import Settings
 from metadata.metrics import of_process
+from tests.support.cli import Cli
 
 ROOT = Path(__file__).parent.parent
 DEPLOY = ROOT / "deploy"
@@ -126,6 +130,27 @@ def test_each_bookie_is_started_by_options_that_there_are(name: str) -> None:
     assert is_loopback or values["autorecovery"]
 
 
+@pytest.mark.parametrize("name", ["image", "pod", "b1", "b2", "b3"])
+def test_a_container_without_its_data_is_a_new_bookie(name: str, tmp_path: Path) -> None:
+    cli, volume = Cli(f"sqlite://{tmp_path / 'metadata.db'}"), tmp_path / "volume"
+    bookie_id = parsed(serve_lines()[name])["bookie_id"]
+    ids = () if bookie_id is None else ("--id", bookie_id)
+    starts = ("bookie", "format", "--new-cluster", "--dir", str(volume / "bookie"), *ids)
+    first = json.loads(cli.run(*starts, "-o", "json"))["bookie_id"]
+    assert json.loads(cli.run(*starts, "-o", "json"))["bookie_id"] == first, "the id lives in the volume"
+    shutil.rmtree(volume)  # it was lost
+    second = json.loads(cli.run(*starts, "-o", "json"))["bookie_id"]
+    cli.run("bookie", "forget", second)
+    assert b"was decommissioned" in cli.run(*starts, code=1)
+    shutil.rmtree(volume)
+    third = json.loads(cli.run(*starts, "-o", "json"))["bookie_id"]
+    assert len({first, second, third}) == 3
+
+
+def test_a_machine_whose_disk_may_be_away_has_a_name() -> None:
+    assert parsed(serve_lines()["unit"])["bookie_id"] == "b1"
+
+
 def test_an_option_that_there_is_not_is_noticed() -> None:
     with pytest.raises(Exception, match="--nosuch"):
         parsed(["bookie", "serve", "--dir", "/x", "--nosuch"])
@@ -168,6 +193,16 @@ def test_the_unit_restarts_unless_the_exit_code_says_that_it_is_no_use() -> None
 
     (codes,) = re.findall(r"^RestartPreventExitStatus=(.*)$", UNIT.read_text(), re.MULTILINE)
     assert set(map(int, codes.split())) == {Exit.USAGE, Exit.DAMAGED}
+
+
+def test_the_unit_tells_how_its_user_may_write_on_other_disks() -> None:
+    text = UNIT.read_text()
+    (folder,) = re.findall(r"^StateDirectory=(.*)$", text, re.MULTILINE)
+    assert re.search(r"^DynamicUser=yes$", text, re.MULTILINE)
+    assert f"/var/lib/private/{folder}." in text
+    # A user that is drawn owns nothing elsewhere.
+    assert re.search(r"DynamicUser=no, User=\S+, and\n# +ReadWritePaths=", text)
+    assert f"systemctl disable --now {UNIT.stem}" in text
 
 
 # --- containers ---------------------------------------------------------------------------------------
@@ -218,6 +253,35 @@ def test_selectors_of_kubernetes_fit_together() -> None:
     values = parsed(serve_lines()["pod"])
     assert str(values["directories"][0]).startswith(mount["mountPath"])
     assert pod()["securityContext"]["runAsNonRoot"] is True
+
+
+def test_the_network_lets_in_clients_and_from_elsewhere_only_the_scrapes() -> None:
+    (policy,) = [one for one in loaded(KUBERNETES) if one["kind"] == "NetworkPolicy"]
+    inside, scrapes = policy["spec"]["ingress"]
+    assert all(set(one) == {"podSelector"} for one in inside["from"])
+    namespace = {"kubernetes.io/metadata.name": "monitoring"}
+    assert scrapes["from"] == [{"namespaceSelector": {"matchLabels": namespace}}]
+    ports = {one["name"]: one["containerPort"] for one in pod()["containers"][0]["ports"]}
+    assert scrapes["ports"] == [{"protocol": "TCP", "port": ports["http"]}]
+
+
+def test_containers_come_back_after_the_daemon_has_started_again() -> None:
+    (document,) = loaded(COMPOSE)
+    found = {name: one.get("restart") for name, one in document["services"].items()}
+    assert found == dict.fromkeys(document["services"], "unless-stopped")
+
+
+def test_prometheus_scrapes_the_pods_under_the_name_that_the_rules_read() -> None:
+    (document,) = loaded(DEPLOY / "prometheus" / "kubernetes.yml")
+    (job,) = document["scrape_configs"]
+    assert f'job="{job["job_name"]}"' in ALERTS.read_text()
+    assert document["rule_files"] == [ALERTS.name]
+    label, port, instance = job["relabel_configs"]
+    (stateful,) = [one for one in loaded(KUBERNETES) if one["kind"] == "StatefulSet"]
+    assert label["regex"] == stateful["spec"]["template"]["metadata"]["labels"]["app"]
+    assert port["regex"] in [one["name"] for one in pod()["containers"][0]["ports"]]
+    assert label["action"] == port["action"] == "keep"
+    assert instance["target_label"] == "instance"
 
 
 def test_prometheus_scrapes_the_bookies_of_the_compose_file() -> None:
@@ -298,6 +362,38 @@ def test_each_alert_says_what_it_is_and_what_to_do() -> None:
         assert rule["labels"]["severity"] in ("page", "ticket")
         assert set(rule["annotations"]) == {"summary", "action"}
         assert all(text.endswith(".") for text in rule["annotations"].values())
+
+
+def test_each_alert_fires_in_a_case_of_the_tests_of_rules() -> None:
+    (document,) = loaded(ALERTS.with_name("alerts-test.yaml"))
+    checks = [check for case in document["tests"] for check in case["promql_expr_test"]]
+    fired = re.findall(r'alertname="(\w+)"', str([check["exp_samples"] for check in checks]))
+    assert set(fired) == {rule["alert"] for rule in alert_rules()}
+
+
+def test_no_rule_is_silent_because_its_series_are_missing_or_tells_of_other_jobs() -> None:
+    for rule in alert_rules():
+        expression = rule["expr"]
+        if re.search(r"\b(up|process_\w+)\b", expression):
+            assert 'job="bookie-aio"' in expression
+        # A sum over no series is no number, and equals nothing.
+        for metric in re.findall(r"\b(?:sum|max|count)\(.*?(\bbookie_aio_\w+).*?\) == 0", expression):
+            assert f"absent({metric})" in expression, rule["alert"]
+
+
+async def test_a_bookie_that_starts_shows_the_metrics_that_the_rules_look_for() -> None:
+    from bookie_aio.server.http import HttpServer
+
+    # BookieRestarting counts its starts, and BookieNotServing wants the uptime to be missing.
+    async with await HttpServer.listen("127.0.0.1", 0, clock=time.perf_counter) as endpoint:
+
+        def scrape() -> str:
+            with urllib.request.urlopen(f"http://{endpoint.address}/metrics") as answer:
+                return str(answer.read(), "utf-8")
+
+        shown = set(re.findall(r"^(\w+)", await asyncio.to_thread(scrape), re.MULTILINE))
+    assert "process_start_time_seconds" in shown
+    assert not [name for name in shown if name.startswith("bookie_aio_")]
 
 
 def promtool(*arguments: str | Path) -> None:
