@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from bookie_aio.storage.journal import when_durable
 from bookie_aio.wire.blocks import Block
-from bookie_aio.wire.listing import Row, listed, runs_of
+from bookie_aio.wire.listing import Row, index_from, listed, runs_of
 from bookie_aio.wire.messages import Stop
 from metadata.errors import LedgerFencedError, StaleMetadataError, UnauthorizedAccessError
 
@@ -165,7 +165,7 @@ async def _held(engine: Engine, block: Block, content_term: int) -> tuple[bytear
         found, following = await engine.list_entries(block.ledger_id, rest[0], rows_max, to_entry=rest[-1])
         rows = [Row(*row) for row in found]
         # These rows are complete below `following`, and may be incomplete from there on.
-        known = rest if following < 0 else rest[: -(-(following - rest[0]) // rest.step)]
+        known = rest if following < 0 else rest[: index_from(rest, following)]
         marks += listed(known, rows, content_term)
         highest = max(highest, max((row.content_term for row in rows), default=0))
     return marks, highest

@@ -3,7 +3,7 @@
 A row is 24 bytes, little-endian: u64 first entry, u64 content term, u32 count, u32 stride. Rows ascend by
 first entry. They may overlap where entries were stored more than once.
 
-`meeting`, `mark` and `runs_of` say which entries two ranges with strides share.
+`index_from`, `meeting`, `mark` and `runs_of` say which entries two ranges with strides share.
 """
 
 from __future__ import annotations
@@ -62,6 +62,15 @@ def listed(wanted: range, rows: Iterable[Row], content_term: int) -> bytearray:
     return found
 
 
+def index_from(ids: range, least: int) -> int:
+    """Return the index of the first of these entries that is `least` or above; their number if none is.
+
+    Args:
+        ids: ascend.
+    """
+    return max(0, min(len(ids), -(-(least - ids.start) // ids.step)))
+
+
 def meeting(wanted: range, other: range) -> range:
     """Return the indexes of the entries of `wanted` that are in `other`; both ascend.
 
@@ -76,7 +85,7 @@ def meeting(wanted: range, other: range) -> range:
         return nowhere
     period = other.step // common  # of indexes, from one meeting to the next
     meets = gap // common * pow(wanted.step // common, -1, period) % period
-    lowest = max(0, -(-gap // wanted.step))  # the first index at or above the other's first entry
+    lowest = index_from(wanted, other.start)
     first = meets + max(0, -((meets - lowest) // period)) * period
     end = min(len(wanted), (other[-1] - wanted.start) // wanted.step + 1)
     return range(first, end, period) if first < end else nowhere

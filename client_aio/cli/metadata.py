@@ -19,8 +19,8 @@ from client_aio.cli.options import Invocation, command, usage_error
 from client_aio.cli.output import Output
 from client_aio.config import MIB
 from metadata.access.dump import LINE_BYTES_MAX, DumpSummary, Restore, dump, foreign_names, read_dump
-from metadata.backends.uri import open_store
-from metadata.errors import NoSuchClusterError
+from metadata.backends.uri import SqliteLocation, open_store, parse_uri
+from metadata.errors import InvalidArgumentError, NoSuchClusterError
 
 app = typer.Typer(no_args_is_help=True, help="Dump a cluster's metadata as JSON lines, and restore a dump.")
 
@@ -182,10 +182,13 @@ async def _run(invocation: Invocation, restoring: Restore, keys: int, *, clear: 
 
 
 async def _check_target(uri: str, restoring: Restore, *, clear: bool) -> None:
-    """Raise where a restore into the store would be refused. A store without a cluster is not looked into."""
+    """Raise where a restore into the store would be refused. Nothing is made where there is no store."""
     try:
-        store = await open_store(uri)
+        store = await open_store(uri, needs_cluster=False)
     except NoSuchClusterError:
+        where = parse_uri(uri)
+        if isinstance(where, SqliteLocation) and not where.path.parent.is_dir():
+            raise InvalidArgumentError(f"the directory {where.path.parent} does not exist") from None
         return
     async with store:
         await restoring.look(store, clear=clear)

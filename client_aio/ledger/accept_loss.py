@@ -24,7 +24,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from bookie_aio.wire.listing import listed
+from bookie_aio.wire.listing import index_from, listed
 from bookie_aio.wire.messages import ReadAnswer, Stop
 from client_aio.core.read_plan import ClassRange, checked_blocks
 from client_aio.core.recovery import LossyEnd, believed, entered, fencing_lac_read
@@ -255,11 +255,8 @@ async def _ask(
 
 def _last_below(rows: list[Row], above: int) -> int:
     """Return the highest entry that rows list below an entry; −1 for none."""
-    return max((ids[-1] for row in rows if (ids := _below(row.entry_ids, above))), default=NO_ENTRY)
-
-
-def _below(ids: range, above: int) -> range:
-    return ids[: max(0, min(len(ids), -(-(above - ids.start) // ids.step)))]
+    below = (row.entry_ids[: index_from(row.entry_ids, above)] for row in rows)
+    return max((ids[-1] for ids in below if ids), default=NO_ENTRY)
 
 
 class _Reads:

@@ -13,12 +13,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from bookie_aio.wire.listing import index_from
 from bookie_aio.wire.messages import ReadLacAnswer
 from client_aio.bookies.connection import list_entries
 from client_aio.core.quorum import write_set
 from client_aio.core.recovery import FenceTally
 from metadata.access.bookies import SetBacks, registered_bookies, unanswered_below
-from metadata.ids import ENTRY_ID_MAX, KEY_AVAILABLE, KEY_SET_BACKS
+from metadata.ids import ENTRY_ID_MAX, KEY_AVAILABLE, KEY_RETIRED, KEY_SET_BACKS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -56,7 +57,7 @@ async def recovery_scope(context: ClientContext, metadata: LedgerMetadata) -> Re
     """Return which bookies to ask.
 
     A bookie that an operator answered for is asked while it runs. One that does not run is left out: what it
-    holds was accepted as lost.
+    holds was accepted as lost. So is one that has left the cluster: it does not start any more.
 
     Raises:
         MetadataUnavailableError: the metadata store did not answer in time.
@@ -69,6 +70,7 @@ async def recovery_scope(context: ClientContext, metadata: LedgerMetadata) -> Re
     # The copy may lack the cookies of bookies that came later: registrations and events name those.
     running = set(await store.children(KEY_AVAILABLE))
     names = {*await registered_bookies(store), *(name for event in events for name in event.ages)}
+    names -= set(await store.children(KEY_RETIRED))
     doubted = {name for name in names if unanswered_below(events, name) > metadata.ledger_id}
     return RecoveryScope.of(metadata, running | doubted)
 
@@ -116,7 +118,7 @@ def first_displaced(metadata: LedgerMetadata, seat: int, rows: Iterable[Row]) ->
     found: list[int] = []
     for row in rows:
         if row.content_term >= fragment.content_term:
-            skipped = max(0, -(-(fragment.first_entry - row.first) // row.stride))
+            skipped = index_from(row.entry_ids, fragment.first_entry)
             # So many entries of a row meet every write set that it has entries of.
             found += row.entry_ids[skipped : skipped + size]
     displaced = (each for each in found if seat not in write_set(each % size, size, metadata.write_quorum))
@@ -196,7 +198,7 @@ class FragmentLists:
         if entry_id is not None and (self._displaced is None or entry_id < self._displaced):
             self._displaced = entry_id
         for row in rows:
-            skipped = max(0, -(-(fragment.first_entry - row.first) // row.stride))
+            skipped = index_from(row.entry_ids, fragment.first_entry)
             if row.content_term >= fragment.content_term and skipped < row.entries:
                 kept = row.entry_ids[skipped]
                 self._first_kept = kept if self._first_kept is None else min(kept, self._first_kept)
@@ -214,11 +216,9 @@ class FragmentLists:
 
     def may_rise(self, acknowledged: int) -> bool:
         """Return whether the search may begin later, once further bookies have listed what they have."""
-        before = self.before(acknowledged)
-        is_displaced = (
-            self._tally.is_covered and self._displaced is not None and before == self._displaced - 1
-        )
-        return before < acknowledged and not is_displaced
+        if self._tally.is_covered and self._displaced is not None:
+            acknowledged = min(acknowledged, self._displaced - 1)  # further lists cannot raise it above that
+        return self.before(acknowledged) < acknowledged
 
     def holders_behind(self, before: int) -> tuple[str, ...]:
         """Return who lists the entry behind `before`, if this one is trimmed; nobody if it is not."""
@@ -236,8 +236,8 @@ class FragmentLists:
         if self._first_kept is None:
             return None  # Whatever was acknowledged is trimmed.
         for first in open_classes(metadata, len(self._bookies), self._rows):
-            skipped = max(0, -(-(self._first_kept - first) // size))
-            wanted = range(first + skipped * size, last_entry + 1, size)
+            owed = range(first, last_entry + 1, size)
+            wanted = owed[index_from(owed, self._first_kept) :]
             if wanted:
                 # How far each bookie has these entries without a gap.
                 ends = [

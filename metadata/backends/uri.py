@@ -42,6 +42,7 @@ async def open_store(
     uri: str,
     *,
     create: bool = False,
+    needs_cluster: bool = True,
     operation_timeout_s: float = 10.0,
     session_timeout_s: float | None = None,
 ) -> MetadataStore:
@@ -52,13 +53,15 @@ async def open_store(
     Args:
         uri: see this module's docstring.
         create: make the store where it is missing, for a caller that then makes a cluster in it.
+        needs_cluster: without `create`: refuse a store that is there, and holds no cluster.
         operation_timeout_s: how long one operation, and opening the store, is retried before it raises.
         session_timeout_s: how long registrations outlive their process; by default 2 s for SQLite and 6 s for
             ZooKeeper, whose servers may raise it to their own minimum.
 
     Raises:
         InvalidArgumentError: the URI or an argument is wrong; the message says what is expected.
-        NoSuchClusterError: without `create`: there is no store, or it holds no cluster. Nothing was made.
+        NoSuchClusterError: without `create`: there is no store, or it holds no cluster and has to. Nothing
+            was made.
         MetadataCorruptError: the file or node is no metadata store, or is damaged.
         MetadataUnavailableError: no server answers in time, or the file cannot be used.
     """
@@ -67,7 +70,7 @@ async def open_store(
     if session_timeout_s is not None:
         _check_seconds("session_timeout_s", session_timeout_s)
     store = await _open(location, create, operation_timeout_s, session_timeout_s)
-    if not create:
+    if needs_cluster and not create:
         try:
             await check_cluster(store)
         except BaseException:

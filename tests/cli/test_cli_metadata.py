@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import client_aio
 from metadata.access.bookies import SetBacks
+from metadata.access.dump import RestoreMark
 from metadata.access.ledgers import LEDGER_SEQUENCE
+from metadata.backends.uri import open_store
+from metadata.ids import KEY_RESTORE
 from tests.support.cli import TIMEOUT_S, Cli
 from tests.support.cluster import Cluster
 
@@ -94,3 +97,28 @@ async def test_a_dump_is_read_from_a_pipe_by_its_name_and_written_over_no_device
     assert b"say --yes as well" in error
     assert await command(elsewhere, "ledger", "list", code=0)
     await command(elsewhere, *clear, "--yes", stdin=dumped)
+
+
+async def test_a_dry_run_refuses_what_the_restore_would_refuse(tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        cli = Cli(f"sqlite://{tmp_path / name}.db")
+        await command(cli, "bookie", "format", "--new-cluster", "--dir", str(tmp_path / name))
+        await command(cli, "metadata", "dump", str(tmp_path / f"{name}.jsonl"))
+    check = ("metadata", "restore", str(tmp_path / "second.jsonl"), "--dry-run")
+
+    nowhere = Cli(f"sqlite://{tmp_path / 'nowhere' / 'metadata.db'}")
+    for arguments in (check, check[:-1]):
+        _, error = await command(nowhere, *arguments, code=2)
+        assert f"the directory {tmp_path / 'nowhere'} does not exist".encode() in error
+
+    # A restore of another dump was interrupted in this store, which holds no cluster yet.
+    half = Cli(f"sqlite://{tmp_path / 'half.db'}")
+    assert half.metadata is not None
+    async with await open_store(half.metadata, create=True) as store:
+        await store.create(KEY_RESTORE, RestoreMark("another", "writing").to_json())
+    for arguments in (check, (*check, "--clear"), check[:-1]):
+        _, error = await command(half, *arguments, code=1)
+        assert b"a restore of another dump was interrupted" in error
+    empty = Cli(f"sqlite://{tmp_path / 'empty.db'}")
+    await command(empty, *check)
+    assert not (tmp_path / "empty.db").exists()

@@ -18,7 +18,7 @@ from client_aio.ledger.recovery_scope import (
     first_missing,
     recovery_scope,
 )
-from metadata.access.bookies import SetBack, SetBacks
+from metadata.access.bookies import SetBack, SetBacks, retire
 from metadata.backends.memory import MemoryMetadataStore
 from metadata.ids import available_key, cookie_key
 from metadata.model.ledger import LedgerMetadata
@@ -191,6 +191,20 @@ async def test_any_bookie_is_asked_where_the_metadata_may_be_older(
     wide = (len(asked), len(asked), 2)
     assert scope.sizes == (wide if len(asked) > 4 else (4, 3, 2))
     assert scope.is_wide == (len(asked) > 4)
+
+
+async def test_a_bookie_that_is_gone_for_good_is_not_asked() -> None:
+    """Other bookies had seen its age, so the event names it, with a cookie or without one."""
+    store = MemoryMetadataStore()
+    for name in ("b1", "b2", "b3", "b4", "b5"):
+        await store.create(cookie_key(name), b"{}")
+    await SetBacks().replace(store, [event(9)])
+    context = cast("ClientContext", SimpleNamespace(ledgers=SimpleNamespace(store=store)))
+    assert (await recovery_scope(context, ledger())).bookies == (*NAMED, "b5", "b7")
+    await retire(store, "b7")
+    assert (await recovery_scope(context, ledger())).bookies == (*NAMED, "b5")
+    await retire(store, "b5")
+    assert (await recovery_scope(context, ledger())).bookies == NAMED
 
 
 def test_the_bookies_of_the_fragment_come_first() -> None:

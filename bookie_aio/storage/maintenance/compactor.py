@@ -36,6 +36,7 @@ from bookie_aio.storage.segment.files import give_up_segment
 from bookie_aio.storage.segment.format import DATA_OFFSET
 from bookie_aio.storage.segment.segment_set import DamagedIndexError, SegmentGoneError
 from bookie_aio.wire.blocks import Block
+from bookie_aio.wire.listing import index_from
 from metadata.errors import (
     CorruptRecordError,
     DiskFullError,
@@ -414,7 +415,7 @@ class Compactor:
                 return run.first, False  # copied as a whole in the next round
             whole = run.entry_ids
             for newest in [whole] if is_plain and run.last <= horizon else newest_copies(one, found, horizon):
-                entry_ids = newest[max(0, -(-(low - newest.start) // newest.step)) :]
+                entry_ids = newest[index_from(newest, low) :]
                 if not entry_ids:
                     continue
                 if run.offset not in fetched:

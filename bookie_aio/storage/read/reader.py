@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from bookie_aio.storage.segment.index import RUNS_PER_STEP
 from bookie_aio.storage.segment.segment_set import SegmentGoneError
 from bookie_aio.wire.blocks import HEADER_BYTES, Block, entry_checksums
-from bookie_aio.wire.listing import mark, meeting, runs_of
+from bookie_aio.wire.listing import index_from, mark, meeting, runs_of
 from bookie_aio.wire.messages import Stop
 from metadata.errors import CorruptRecordError, DiskFailedError, MalformedFrameError
 from metadata.ids import ENTRY_ID_MAX
@@ -288,7 +288,7 @@ class Reader:
                 continue
             if one.run.stride == run.stride and (one.run.first - run.first) % run.stride:
                 continue  # entries of another write set
-            after = max(0, -(-(one.run.first - entry_ids[0]) // entry_ids.step))
+            after = index_from(entry_ids, one.run.first)
             # The two meet within as many steps as the other run's stride, or never.
             steps = range(after, min(extent, after + one.run.stride))
             extent = next((n for n in steps if entry_ids[n] in one.run.entry_ids), extent)
@@ -466,7 +466,7 @@ async def _list_page(
     runs: list[ListedRun] = []
     for one in found:
         run = one.run
-        skipped = max(0, -(-(from_entry - run.first) // run.stride))
+        skipped = index_from(run.entry_ids, from_entry)
         if skipped < run.entries:
             first = run.first + skipped * run.stride
             runs.append((first, run.content_term, run.entries - skipped, run.stride))

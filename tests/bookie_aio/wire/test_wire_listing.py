@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bookie_aio.wire.blocks import Block, encode_block
-from bookie_aio.wire.listing import ROW, Row, listed, parse_rows, runs_of
+from bookie_aio.wire.listing import ROW, Row, index_from, listed, parse_rows, runs_of
 from metadata.errors import MalformedFrameError
 
 ROWS = st.builds(Row, st.integers(0, 40), st.integers(0, 2), st.integers(1, 12), st.integers(1, 4))
@@ -30,6 +30,15 @@ def test_what_is_listed_is_what_the_rows_hold(wanted: range, rows: list[Row], te
             entry_id for entry_id, mark in zip(wanted, marks, strict=True) if mark == value
         ]
         assert all(len(run) and run.step == wanted.step for run in runs)
+
+
+@given(WANTED, st.integers(-2, 99))
+def test_entries_from_one_on_begin_at_its_index(ids: range, least: int) -> None:
+    index = index_from(ids, least)
+    assert (list(ids[:index]), list(ids[index:])) == (
+        [entry_id for entry_id in ids if entry_id < least],
+        [entry_id for entry_id in ids if entry_id >= least],
+    )
 
 
 @pytest.mark.parametrize("stride", [1, 2, 3, 7])
