@@ -104,14 +104,21 @@ class Limits:
                 )
 
 
-def share_descriptors(descriptors: int) -> tuple[int, int]:
+def share_descriptors(
+    descriptors: int, *, connections_max: int = CONNECTIONS_MAX, files_max: int = FILES_MAX
+) -> tuple[int, int]:
     """Return how many connections and how many open files a process with so many descriptors may have.
+
+    Args:
+        descriptors: how many the process may have in all.
+        connections_max: how many connections are wanted; fewer where the descriptors do not suffice.
+        files_max: how many files are wanted; a quarter of the descriptors at most.
 
     Connections above their limit are accepted and closed at once. So they never use up the descriptors, and
     neither the storage nor the metadata store finds none left.
     """
-    files = min(FILES_MAX, descriptors // 4)
-    connections = min(CONNECTIONS_MAX, descriptors - files - _OTHER_DESCRIPTORS)
+    files = min(files_max, descriptors // 4)
+    connections = min(connections_max, descriptors - files - _OTHER_DESCRIPTORS)
     if connections <= 0:
         raise InvalidArgumentError(
             f"{descriptors} file descriptors are too few for a bookie: raise the limit (ulimit -n)"

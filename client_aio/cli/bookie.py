@@ -395,13 +395,12 @@ def _allow_many_files() -> int:
 def _limits_of(settings: Settings, http: str | None) -> tuple[Limits, StorageConfig]:
     """Return the limits that are set, and those of the descriptors where they are lower."""
     others = 0 if http is None else _HTTP_DESCRIPTORS
-    connections_max, files_max = share_descriptors(_allow_many_files() - others)
     limits = settings.made("bookie.limits", Limits)
     storage = settings.made("bookie.storage", StorageConfig)
-    return (
-        replace(limits, connections_max=min(limits.connections_max, connections_max)),
-        replace(storage, files_max=min(storage.files_max, files_max)),
+    connections_max, files_max = share_descriptors(
+        _allow_many_files() - others, connections_max=limits.connections_max, files_max=storage.files_max
     )
+    return replace(limits, connections_max=connections_max), replace(storage, files_max=files_max)
 
 
 def _absolute(directories: list[Path]) -> tuple[str, ...]:
