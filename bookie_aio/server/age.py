@@ -45,6 +45,7 @@ from bookie_aio.structured_logging import fields
 from metadata.access.bookies import (
     AgeRecord,
     BookieRecord,
+    SetBack,
     SetBacks,
     not_free_below,
     unanswered_below,
@@ -68,7 +69,7 @@ from metadata.owned_task import OwningLock
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from bookie_aio.config import BookieConfig
     from bookie_aio.core.identity import Peer
@@ -123,6 +124,7 @@ class BookieAge:
         self._looked_at = -1  # the own age at the last look at those of others
         self._lock = OwningLock()  # one change of the files and of the store's record at a time
         self._is_judging = False  # from the beginning of a judgement of the events until its end is kept
+        self._in_question: dict[str, int] = {}  # events that are not judged: their tokens and `raised_to`
         # A copy, and the event that tells of it, while the disk is too full to raise the age above it.
         self._told_of: _Copy | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -285,6 +287,7 @@ class BookieAge:
                 token=f"{self._rng.getrandbits(64):016x}",
                 is_new=self._is_new,
             )
+            self._question(verdict.events)
             if verdict.events != found.events:
                 # Before the counter is raised: a raised counter proves nothing to the next bookie any more.
                 try:
@@ -320,10 +323,27 @@ class BookieAge:
             self._warn("the marks of a set-back cannot be written", error)
         await self._write_or_keep(after)  # kept only: the next start finds the events new once more
         self._is_judging = False
+        self._settle(self._events)
         if after.doubt and after.doubt != before.doubt:
             _tell_of_doubt(self._bookie_id, self.in_doubt_below, counter)
         elif before.doubt and not after.doubt:
             log.warning("an operator accepted the metadata", extra=fields(bookie=self._bookie_id))
+
+    def _question(self, events: Iterable[SetBack]) -> None:
+        """Deny no entry that an event may concern, until it is judged and its marks count.
+
+        That may take as long as a write to a disk. A client may know the event already.
+        """
+        for event in events:
+            if event.token not in self._file.set_backs:
+                self._in_question[event.token] = event.raised_to
+        self._settle(())
+
+    def _settle(self, judged: Iterable[SetBack]) -> None:
+        assert self._engine is not None
+        for event in judged:
+            self._in_question.pop(event.token, None)
+        self._engine.marking.in_question_below = max(self._in_question.values(), default=0)
 
     async def _mark(self, raised_to: int) -> None:
         """Mark all ledgers: another bookie saw this one at a later age than its directories know of.
@@ -371,6 +391,9 @@ class BookieAge:
         Raises:
             MetadataError: the metadata store cannot be reached.
         """
+        heard = (await SetBacks.read(self._store)).events
+        self._in_question.clear()  # the store keeps a few events only
+        self._question(heard)  # The lock may be held by a write to a slow disk.
         async with self._lock:
             events = (await SetBacks.read(self._store)).events
             is_unfinished = self._is_judging or self._file.has_lost

@@ -37,6 +37,8 @@ class Marking:
         """Share the engine's ledgers; `accept` accepts a change and returns its ledger's state."""
         self._ledgers = ledgers
         self._accept = accept
+        self.in_question_below = 0
+        """Ledgers below this id may be about to get marks: no entry of theirs is denied. In memory only."""
 
     @property
     def is_unbounded(self) -> bool:

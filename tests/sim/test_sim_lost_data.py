@@ -41,6 +41,7 @@ SEEDS = [
     ("set-back-ensembles", 23),
     ("set-back-under-writers", 10),
     ("set-back-under-writers", 42),
+    ("set-back-both", 1177968),
     ("set-back-under-writers", 1054068),
     ("set-back-under-writers", 1066468),
     ("set-back-under-writers", 1067908),

@@ -85,6 +85,11 @@ class InspectHandler:
     async def _answer_entries(self, peer: Peer, request_id: int, request: ListEntries, rows_max: int) -> int:
         await self._responder.barrier()
         rows, next_entry = await self._engine.list_entries(request.ledger_id, request.from_entry, rows_max)
+        if request.ledger_id < self._engine.marking.in_question_below:
+            # What is not listed counts as denied. A mark would be a promise: it takes an operator to lift it.
+            reason = f"whether data of ledger {request.ledger_id} was lost is being found out: ask again"
+            self._responder.refuse(peer, Op.LIST_ENTRIES, request_id, Status.TOO_MANY_REQUESTS, reason)
+            return 0
         answer = ListEntriesAnswer(next_entry, self._engine.is_damaged(request.ledger_id))
         body = b"".join([ROW.pack(*row) for row in rows])
         peer.send(encode_frame(encode_answer(Op.LIST_ENTRIES, request_id, answer), len(body)), body)

@@ -84,8 +84,12 @@ class ReadHandler:
             await self._responder.barrier()
             found = await engine.read(ledger_id, request.content_term, entry_ids, bytes_max)
         stop = found.stop
-        if fences and stop is Stop.NO_SUCH_ENTRY and found.stop_entry < engine.first_entry(ledger_id):
-            stop = Stop.UNKNOWN  # trimmed: only older metadata have a recovery ask for it
+        if stop is Stop.NO_SUCH_ENTRY:
+            # Trimmed: only older metadata have a recovery ask for it.
+            is_trimmed = fences and found.stop_entry < engine.first_entry(ledger_id)
+            # The marks that a set-back of the metadata asks for may not count yet.
+            if is_trimmed or ledger_id < engine.marking.in_question_below:
+                stop = Stop.UNKNOWN
         answer = ReadAnswer(int(stop), found.stop_entry, engine.statement(ledger_id))
         size = sum(map(len, found.buffers))
         self._metrics.bytes_read += size

@@ -82,6 +82,22 @@ MUTANTS = [
         tests=("tests/bookie_aio/server/test_server_age.py", "-k", "fails_under_the_age"),
     ),
     Mutant(
+        563, "a bookie denies entries while it waits to judge an event that it has heard of",
+        (Edit("bookie_aio.server.age:BookieAge.learn_events", "self._question(heard)", "pass"),),
+        tests=("tests/bookie_aio/server/test_server_set_back.py", "-k", "while_the_age_is_being_written"),
+    ),
+    Mutant(
+        564, "a bookie denies entries while the marks of a set-back that it found wait for the disk",
+        (Edit("bookie_aio.server.age:BookieAge._judge_ids", "self._question(verdict.events)", "pass"),),
+        tests=("tests/bookie_aio/server/test_server_set_back.py", "-k", "wait_for_the_disk"),
+    ),
+    Mutant(
+        565, "a bookie that does not know what it lost lists what it has left",
+        (Edit("bookie_aio.server.handlers.admin:InspectHandler._answer_entries",
+              "if request.ledger_id < self._engine.marking.in_question_below:", "if False:"),),
+        tests=("tests/bookie_aio/server/test_server_set_back.py", "-k", "while_the_age_is_being_written"),
+    ),
+    Mutant(
         520, "a recovery by older metadata asks the bookies that these name",
         (Edit("client_aio.ledger.recovery_scope:recovery_scope", "if not events:", "if True:"),),
         tests=("tests/integration/test_set_back.py", "-k", "other_bookies_acknowledged"),

@@ -398,7 +398,8 @@ MUTANTS = [
     ),
     Mutant(
         388, "a recovery is told that a trimmed entry is not there",
-        (Edit("bookie_aio.server.handlers.read:ReadHandler._answer_read", "stop = Stop.UNKNOWN", "pass"),),
+        (Edit("bookie_aio.server.handlers.read:ReadHandler._answer_read",
+              "is_trimmed = fences and", "is_trimmed = False and"),),
         tests=("tests/bookie_aio/server/test_server_set_back.py", "-k", "trimmed"),
     ),
     Mutant(
