@@ -504,14 +504,8 @@ def watched_by(bookie_id: str, names: Iterable[str]) -> list[str]:
 
 
 def is_behind(stored: AgeRecord, seen: Peer) -> bool:
-    """Return whether the store has an age of before the one that was seen, or one of another life.
-
-    An age in the store only grows. So this proves a store that was set back, like an own age that is too low,
-    unless a new bookie was formatted under the id since then.
-    """
-    if stored.number == seen.number:
-        return stored.token != seen.token
-    return stored.number < seen.number
+    """Return whether the store has an age of before the one that was seen: see `AgeRecord.is_behind`."""
+    return stored.is_behind(seen.token, seen.number)
 
 
 def is_told(seen: Peer, events: Iterable[SetBack]) -> bool:

@@ -69,13 +69,14 @@ from metadata.owned_task import OwningLock
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from bookie_aio.config import BookieConfig
     from bookie_aio.core.identity import Peer
     from bookie_aio.storage.disk.disk import Disk
     from bookie_aio.storage.engine import Engine
     from bookie_aio.storage.journal import Done
+    from bookie_aio.storage.marking import Marking
     from metadata.access.bookies import SetBack
     from metadata.store import MetadataStore
 
@@ -124,7 +125,7 @@ class BookieAge:
         self._looked_at = -1  # the own age at the last look at those of others
         self._lock = OwningLock()  # one change of the files and of the store's record at a time
         self._is_judging = False  # from the beginning of a judgement of the events until its end is kept
-        self._in_question: dict[str, int] = {}  # events that are not judged: their tokens and `raised_to`
+        self._in_question = _InQuestion()
         # A copy, and the event that tells of it, while the disk is too full to raise the age above it.
         self._told_of: _Copy | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -287,7 +288,7 @@ class BookieAge:
                 token=f"{self._rng.getrandbits(64):016x}",
                 is_new=self._is_new,
             )
-            self._question(verdict.events)
+            self._in_question.hear(verdict.events, self._file.set_backs, self._engine.marking)
             if verdict.events != found.events:
                 # Before the counter is raised: a raised counter proves nothing to the next bookie any more.
                 try:
@@ -323,27 +324,11 @@ class BookieAge:
             self._warn("the marks of a set-back cannot be written", error)
         await self._write_or_keep(after)  # kept only: the next start finds the events new once more
         self._is_judging = False
-        self._settle(self._events)
+        self._in_question.settle(self._events, self._engine.marking)
         if after.doubt and after.doubt != before.doubt:
             _tell_of_doubt(self._bookie_id, self.in_doubt_below, counter)
         elif before.doubt and not after.doubt:
             log.warning("an operator accepted the metadata", extra=fields(bookie=self._bookie_id))
-
-    def _question(self, events: Iterable[SetBack]) -> None:
-        """Deny no entry that an event may concern, until it is judged and its marks count.
-
-        That may take as long as a write to a disk. A client may know the event already.
-        """
-        for event in events:
-            if event.token not in self._file.set_backs:
-                self._in_question[event.token] = event.raised_to
-        self._settle(())
-
-    def _settle(self, judged: Iterable[SetBack]) -> None:
-        assert self._engine is not None
-        for event in judged:
-            self._in_question.pop(event.token, None)
-        self._engine.marking.in_question_below = max(self._in_question.values(), default=0)
 
     async def _mark(self, raised_to: int) -> None:
         """Mark all ledgers: another bookie saw this one at a later age than its directories know of.
@@ -391,9 +376,11 @@ class BookieAge:
         Raises:
             MetadataError: the metadata store cannot be reached.
         """
+        assert self._engine is not None
         heard = (await SetBacks.read(self._store)).events
-        self._in_question.clear()  # the store keeps a few events only
-        self._question(heard)  # The lock may be held by a write to a slow disk.
+        self._in_question.forget()  # the store keeps a few events only
+        # Without the lock, which a write to a slow disk may hold.
+        self._in_question.hear(heard, self._file.set_backs, self._engine.marking)
         async with self._lock:
             events = (await SetBacks.read(self._store)).events
             is_unfinished = self._is_judging or self._file.has_lost
@@ -643,6 +630,35 @@ class BookieAge:
         except DiskFullError as error:
             self._file = file
             self._tell_once("the age of this bookie cannot be written", error)
+
+
+class _InQuestion:
+    """The events that a bookie has heard of, and whose marks may not count yet.
+
+    It denies no entry that these may concern. A client may know an event before the bookie judged it. That
+    may take as long as a write to a slow disk.
+    """
+
+    def __init__(self) -> None:
+        self._raised_to: dict[str, int] = {}  # by token
+
+    def hear(self, events: Iterable[SetBack], known: Collection[str], marking: Marking) -> None:
+        """Note events that are not among the known ones."""
+        self._raised_to |= {event.token: event.raised_to for event in events if event.token not in known}
+        self._tell(marking)
+
+    def settle(self, judged: Iterable[SetBack], marking: Marking) -> None:
+        """Note that the marks of these events count."""
+        for event in judged:
+            self._raised_to.pop(event.token, None)
+        self._tell(marking)
+
+    def forget(self) -> None:
+        """Forget all, before all that there are now are heard."""
+        self._raised_to.clear()
+
+    def _tell(self, marking: Marking) -> None:
+        marking.in_question_below = max(self._raised_to.values(), default=0)
 
 
 _Copy: TypeAlias = "tuple[AgeRecord | None, str]"

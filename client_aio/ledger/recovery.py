@@ -192,14 +192,14 @@ async def is_buried(
     answers = await asyncio.gather(*asking, return_exceptions=True)
     named, first_entry = len(metadata.last_fragment.bookies), metadata.last_fragment.first_entry
 
-    def has_nothing(answer: ReadLacAnswer | BaseException) -> bool:
-        if isinstance(answer, BaseException) or answer.is_damaged:
+    def has_nothing(seat: int, answer: ReadLacAnswer | BaseException) -> bool:
+        if isinstance(answer, BaseException) or answer.is_damaged or scope.bookies[seat] in scope.unjudged:
             return False
         lac = NO_ENTRY if answer.statement is None else answer.statement.lac
         return max(lac, answer.last_entry) < first_entry
 
     return all(
-        isinstance(each, NoSuchLedgerError) or (seat >= named and has_nothing(each))
+        isinstance(each, NoSuchLedgerError) or (seat >= named and has_nothing(seat, each))
         for seat, each in enumerate(answers)
     )
 
@@ -316,9 +316,10 @@ class _Reach:
             answer = task.result()
             statement = believed(answer.statement, self._metadata, self._digest)
             lac, lafr = (None, NO_ENTRY) if statement is None else (statement.lac, statement.lafr)
-            self._tally.answer(seat, lac, lafr, is_damaged=answer.is_damaged)
-            if answer.is_damaged:
-                self._lossy[bookie_id] = "it lost data of the ledger"
+            is_damaged = answer.is_damaged or bookie_id in self._scope.unjudged
+            self._tally.answer(seat, lac, lafr, is_damaged=is_damaged)
+            if is_damaged:
+                self._lossy[bookie_id] = "it lost data of the ledger, or may have"
             else:
                 self._listing.add(seat)
             self._highest = max(self._highest, answer.last_entry, self._tally.lac)
@@ -391,7 +392,8 @@ class _Reach:
                 )
                 blocks, answer = checked_blocks(wanted, answer, body, self._digest)
                 is_held = is_held or bool(blocks)
-                denials += not blocks and answer.stop == Stop.NO_SUCH_ENTRY
+                is_denied = not blocks and answer.stop == Stop.NO_SUCH_ENTRY
+                denials += is_denied and bookie_id not in self._scope.unjudged
         _, write_quorum, ack_quorum = self._sizes
         may_end = entry_id > self._tally.lac and proves_absent(denials, write_quorum, ack_quorum)
         return is_held and not may_end
@@ -555,7 +557,7 @@ class Recovery:
         """List what a bookie has of the last fragment. It is fenced: only recoveries add entries by now."""
         connection = await self._context.pool.get(bookie_id)
         rows, is_damaged = await list_last_fragment(self._context, self.metadata, connection)
-        self._lists.note(seat, rows, is_damaged=is_damaged)
+        self._lists.note(seat, rows, is_damaged=is_damaged or bookie_id in self._scope.unjudged)
 
     def _patience_s(self, tally: FenceTally, waiting: Iterable[int]) -> float | None:
         """Return how long the fence waits for the answers of further seats; None for as long as they take.
@@ -633,7 +635,8 @@ class Recovery:
                         search.error(ask)
                     else:
                         blocks, answer = outcome
-                        search.answer(ask, blocks, Stop(answer.stop), answer.stop_entry)
+                        stop = self._scope.believed(ask.seat, Stop(answer.stop))
+                        search.answer(ask, blocks, stop, answer.stop_entry)
                 case asks:
                     for ask in asks:
                         task = asyncio.create_task(self._read(ask))

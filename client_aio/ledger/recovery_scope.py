@@ -10,26 +10,29 @@ leave no ack quorum for it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from bookie_aio.wire.listing import index_from
-from bookie_aio.wire.messages import ReadLacAnswer
+from bookie_aio.wire.messages import ReadLacAnswer, Stop
 from client_aio.bookies.connection import list_entries
 from client_aio.core.quorum import write_set
 from client_aio.core.recovery import FenceTally
-from metadata.access.bookies import SetBacks, registered_bookies, unanswered_below
-from metadata.ids import ENTRY_ID_MAX, KEY_AVAILABLE, KEY_RETIRED, KEY_SET_BACKS
+from metadata.access.bookies import AgeRecord, SetBacks, registered_bookies, unanswered_below
+from metadata.errors import MetadataCorruptError, NoSuchKeyError
+from metadata.ids import ENTRY_ID_MAX, KEY_AVAILABLE, KEY_RETIRED, KEY_SET_BACKS, age_key
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterable, Sequence
 
     from bookie_aio.wire.listing import Row
     from bookie_aio.wire.messages import ReadLac
     from client_aio.bookies.connection import BookieConnection
     from client_aio.context import ClientContext
     from client_aio.core.digest import Digest
+    from metadata.access.bookies import SetBack
     from metadata.model.ledger import LedgerMetadata
+    from metadata.store import MetadataStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +40,18 @@ class RecoveryScope:
     """The bookies that a recovery asks, those of the last fragment first, and the sizes to count with.
 
     `is_wide`: the metadata may be older than the ledger's last ensemble change.
+    `unjudged`: these may not know yet that they were set back themselves. What they lack counts as lost.
     """
 
     bookies: tuple[str, ...]
     sizes: tuple[int, int, int]
     is_wide: bool = False
+    unjudged: frozenset[str] = frozenset()
+
+    def believed(self, seat: int, stop: Stop) -> Stop:
+        """Return why a bookie's answer to a recovery read ends, as far as that is believed."""
+        is_doubted = stop is Stop.NO_SUCH_ENTRY and self.bookies[seat] in self.unjudged
+        return Stop.UNKNOWN if is_doubted else stop
 
     @classmethod
     def of(cls, metadata: LedgerMetadata, others: Iterable[str] = ()) -> RecoveryScope:
@@ -72,7 +82,26 @@ async def recovery_scope(context: ClientContext, metadata: LedgerMetadata) -> Re
     names = {*await registered_bookies(store), *(name for event in events for name in event.ages)}
     names -= set(await store.children(KEY_RETIRED))
     doubted = {name for name in names if unanswered_below(events, name) > metadata.ledger_id}
-    return RecoveryScope.of(metadata, running | doubted)
+    scope = RecoveryScope.of(metadata, running | doubted)
+    return replace(
+        scope, unjudged=frozenset([one for one in scope.bookies if await _is_unjudged(store, events, one)])
+    )
+
+
+async def _is_unjudged(store: MetadataStore, events: Sequence[SetBack], bookie: str) -> bool:
+    """Return whether the bookie's age in the store is below one that an event tells of.
+
+    Its directories were set back with the store, or it has not noticed yet that the store was. A bookie that
+    judges the event raises its age above all of these, and what it may have lost has a mark then.
+    """
+    ages = [event.ages[bookie] for event in events if bookie in event.ages]
+    if not ages:
+        return False
+    try:
+        stored = AgeRecord.from_json((await store.read(age_key(bookie))).value)
+    except (NoSuchKeyError, MetadataCorruptError):
+        return True
+    return any(stored.is_behind(token, number) for token, number in ages)
 
 
 async def ask_lac(context: ClientContext, digest: Digest, bookie_id: str, request: ReadLac) -> ReadLacAnswer:

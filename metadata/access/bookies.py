@@ -145,6 +145,14 @@ class AgeRecord(Record):
     token: str
     place: list[str]
 
+    def is_behind(self, token: str, number: int) -> bool:
+        """Return whether this is of before an age that the bookie had once, or of another life of it.
+
+        An age in the store only grows. So the store was set back, unless a new bookie was formatted under the
+        id since then.
+        """
+        return self.token != token if self.number == number else self.number < number
+
     def _check(self) -> None:
         _require(_is_count(self.number), "number")
         _require(isinstance(self.token, str) and bool(self.token), "token")

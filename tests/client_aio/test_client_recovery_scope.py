@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bookie_aio.wire.listing import Row, listed
+from bookie_aio.wire.messages import Stop
 from client_aio.core.quorum import write_set
 from client_aio.ledger.recovery_scope import (
     FragmentLists,
@@ -18,9 +20,9 @@ from client_aio.ledger.recovery_scope import (
     first_missing,
     recovery_scope,
 )
-from metadata.access.bookies import SetBack, SetBacks, retire
+from metadata.access.bookies import AgeRecord, SetBack, SetBacks, retire
 from metadata.backends.memory import MemoryMetadataStore
-from metadata.ids import available_key, cookie_key
+from metadata.ids import age_key, available_key, cookie_key
 from metadata.model.ledger import LedgerMetadata
 
 if TYPE_CHECKING:
@@ -191,6 +193,40 @@ async def test_any_bookie_is_asked_where_the_metadata_may_be_older(
     wide = (len(asked), len(asked), 2)
     assert scope.sizes == (wide if len(asked) > 4 else (4, 3, 2))
     assert scope.is_wide == (len(asked) > 4)
+
+
+@pytest.mark.parametrize(
+    ("stored", "is_unjudged"),
+    [
+        (None, True),
+        (AgeRecord(3, "start", []), True),
+        (AgeRecord(4, "another start", []), True),
+        (AgeRecord(4, "start", []), False),
+        (AgeRecord(5, "another start", []), False),
+    ],
+)
+@pytest.mark.parametrize("answered", [(), ("b3",)])
+async def test_what_a_bookie_denies_before_it_has_judged_an_event_counts_for_nothing(
+    stored: AgeRecord | None, is_unjudged: bool, answered: tuple[str, ...]
+) -> None:
+    """Its directory may have been set back with the store, which it can hear from others only."""
+    store = MemoryMetadataStore()
+    for name in NAMED:
+        await store.create(cookie_key(name), b"{}")
+        await store.create(available_key(name), b"{}")
+    seen = replace(event(9, *answered), ages={"b3": ["start", 4]})
+    await SetBacks().replace(store, [seen, event(2)])
+    if stored is not None:
+        await store.create(age_key("b3"), stored.to_json())
+    context = cast("ClientContext", SimpleNamespace(ledgers=SimpleNamespace(store=store)))
+    scope = await recovery_scope(context, ledger())
+    assert scope.bookies == NAMED
+    assert scope.unjudged == ({"b3"} if is_unjudged else set())
+    for seat, name in enumerate(NAMED):
+        denied = scope.believed(seat, Stop.NO_SUCH_ENTRY)
+        assert denied is (Stop.UNKNOWN if name in scope.unjudged else Stop.NO_SUCH_ENTRY)
+        assert scope.believed(seat, Stop.END) is Stop.END
+    assert not (await recovery_scope(context, ledger(9))).unjudged, "made after the event"
 
 
 async def test_a_bookie_that_is_gone_for_good_is_not_asked() -> None:

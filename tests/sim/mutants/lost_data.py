@@ -83,19 +83,27 @@ MUTANTS = [
     ),
     Mutant(
         563, "a bookie denies entries while it waits to judge an event that it has heard of",
-        (Edit("bookie_aio.server.age:BookieAge.learn_events", "self._question(heard)", "pass"),),
-        tests=("tests/bookie_aio/server/test_server_set_back.py", "-k", "while_the_age_is_being_written"),
+        (Edit("bookie_aio.server.age:BookieAge.learn_events",
+              "self._in_question.hear(heard,", "self._in_question.hear((),"),),
+        tests=("tests/bookie_aio/server/test_server_in_question.py", "-k", "while_the_age_is_being_written"),
     ),
     Mutant(
         564, "a bookie denies entries while the marks of a set-back that it found wait for the disk",
-        (Edit("bookie_aio.server.age:BookieAge._judge_ids", "self._question(verdict.events)", "pass"),),
-        tests=("tests/bookie_aio/server/test_server_set_back.py", "-k", "wait_for_the_disk"),
+        (Edit("bookie_aio.server.age:BookieAge._judge_ids",
+              "self._in_question.hear(verdict.events,", "self._in_question.hear((),"),),
+        tests=("tests/bookie_aio/server/test_server_in_question.py", "-k", "wait_for_the_disk"),
     ),
     Mutant(
         565, "a bookie that does not know what it lost lists what it has left",
         (Edit("bookie_aio.server.handlers.admin:InspectHandler._answer_entries",
               "if request.ledger_id < self._engine.marking.in_question_below:", "if False:"),),
-        tests=("tests/bookie_aio/server/test_server_set_back.py", "-k", "while_the_age_is_being_written"),
+        tests=("tests/bookie_aio/server/test_server_in_question.py", "-k", "while_the_age_is_being_written"),
+    ),
+    Mutant(
+        566, "a recovery believes what a bookie denies that has not judged an event",
+        (Edit("client_aio.ledger.recovery_scope:RecoveryScope.believed",
+              "self.bookies[seat] in self.unjudged", "False"),),
+        tests=("tests/client_aio/test_client_recovery_scope.py", "-k", "counts_for_nothing"),
     ),
     Mutant(
         520, "a recovery by older metadata asks the bookies that these name",

@@ -1,0 +1,76 @@
+"""From the moment at which a bookie hears of a set-back until its marks count, it denies no entry."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from bookie_aio.wire.messages import NO_TERM, ListEntries, Status, Stop
+from metadata.access.bookies import SetBacks
+from tests.bookie_aio.server.test_server_age import WAIT_S, copy_of, draw, fresh, make
+from tests.bookie_aio.server.test_server_set_back import (
+    are_marked,
+    engine_of,
+    evict,
+    read,
+    start,
+    tell_of_set_back,
+)
+
+if TYPE_CHECKING:
+    from tests.bookie_aio.server.conftest import Bookies
+
+__all__ = ["fresh"]
+
+
+async def test_nothing_is_denied_that_an_event_may_concern_while_the_age_is_being_written(
+    fresh: Bookies,
+) -> None:
+    """The write of the age to a slow disk holds the lock. A recovery may know the event by then."""
+    bookie = await start(fresh)
+    client = await fresh.connect(bookie)
+    ledger, later = await draw(fresh, 2)
+    await make(fresh, client, ledger, later)
+    assert await read(client, ledger, 1, NO_TERM) is Stop.NO_SUCH_ENTRY
+    async with bookie.age._lock, asyncio.timeout(WAIT_S):
+        await tell_of_set_back(fresh, "an event", ledger + 1)
+        learning = asyncio.create_task(bookie.age.learn_events())
+        while not engine_of(bookie).marking.in_question_below:
+            assert await read(client, ledger, 0, NO_TERM) is Stop.END
+        assert await read(client, ledger, 1, NO_TERM) is Stop.UNKNOWN
+        assert await read(client, ledger, 1, 1) is Stop.UNKNOWN
+        assert await read(client, ledger, 0, NO_TERM) is Stop.END, "what is there is served"
+        assert await read(client, later, 1, NO_TERM) is Stop.NO_SUCH_ENTRY, "of after the event"
+        assert (await client.call(ListEntries(ledger, 0))).status is Status.TOO_MANY_REQUESTS
+        assert (await client.call(ListEntries(later, 0))).status is Status.OK
+        assert await are_marked(client, ledger) == [False], "a mark would be a promise"
+    await learning
+    assert await read(client, ledger, 1, NO_TERM) is Stop.NO_SUCH_ENTRY
+    assert (await client.call(ListEntries(ledger, 0))).status is Status.OK
+
+
+async def test_nothing_is_denied_while_the_marks_of_a_set_back_wait_for_the_disk(fresh: Bookies) -> None:
+    disk, store = fresh.disk(), fresh.store()
+    times = {"sweep_interval_s": 3600.0, "age_interval_s": 3600.0, "unnamed_grace_s": 0.01}
+    bookie = await fresh.start(store=store, disk=disk, **times)
+    client, writer = await fresh.connect(bookie), await fresh.connect(bookie)
+    ledger, other = await draw(fresh, 2)
+    await make(fresh, client, ledger, other)
+    older = copy_of(fresh.tree)
+    await evict(fresh, bookie, ledger)
+    await draw(fresh, 1)
+    await bookie.age.learn_ids()
+    store.tree = fresh.tree = older
+    disk.hold()
+    adding = writer.add(other, 1, [b"1"])  # The marks come behind it.
+    await asyncio.wait_for(disk.arrived.wait(), WAIT_S)
+    judging = asyncio.create_task(bookie.age.learn_ids())
+    async with asyncio.timeout(WAIT_S):
+        while not (await SetBacks.read(store)).events:  # From now on clients know it.
+            assert await read(client, other, 0, NO_TERM) is Stop.END
+        assert await read(client, ledger, 0, NO_TERM) is Stop.UNKNOWN
+    assert await are_marked(client, ledger) == [False]
+    disk.release()
+    await asyncio.gather(adding, judging)
+    assert await are_marked(client, ledger) == [True]
+    assert not engine_of(bookie).marking.in_question_below
