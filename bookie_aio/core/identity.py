@@ -429,9 +429,9 @@ def judge_ids(
 
     There are four proofs. The bookie holds a ledger at or above the counter. The counter is below its last
     known value. The age in the store is below that of the directory. The age of another bookie is below the
-    one that was seen (`is_behind`). An event in the store then tells the other bookies. It is needed since
-    the first bookie that starts raises the counter above all that the others could compare it with. A bookie
-    to which an event is new is in doubt about every ledger that the store does not list.
+    one that was seen (`AgeRecord.is_behind`). An event in the store then tells the other bookies. It is
+    needed since the first bookie that starts raises the counter above all that the others could compare it
+    with. A bookie to which an event is new is in doubt about every ledger that the store does not list.
 
     Args:
         file: the bookie's file.
@@ -501,11 +501,6 @@ def watched_by(bookie_id: str, names: Iterable[str]) -> list[str]:
     ordered = sorted(set(names) - {bookie_id})
     at = bisect_left(ordered, bookie_id)
     return [*ordered[at:], *ordered[:at]][:PEERS_KEPT]
-
-
-def is_behind(stored: AgeRecord, seen: Peer) -> bool:
-    """Return whether the store has an age of before the one that was seen: see `AgeRecord.is_behind`."""
-    return stored.is_behind(seen.token, seen.number)
 
 
 def is_told(seen: Peer, events: Iterable[SetBack]) -> bool:

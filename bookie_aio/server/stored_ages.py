@@ -10,7 +10,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from bookie_aio.core.identity import Peer, is_behind, watched_by
+from bookie_aio.core.identity import Peer, watched_by
 from metadata.access.bookies import AgeRecord, Cookie, registered_bookies
 from metadata.errors import KeyExistsError, MetadataCorruptError, NoSuchKeyError, VersionConflictError
 from metadata.ids import age_key, cookie_key
@@ -101,10 +101,10 @@ class StoredAges:
         age = AgeRecord.from_json((await self._store.read(age_key(name))).value)
         if before is None:
             return Peer(name, age.token, age.number, await self._incarnation(name)), False
-        if is_behind(age, before):  # perhaps the answer of a server that lags
+        if age.is_behind(before.token, before.number):  # perhaps the answer of a server that lags
             await self._store.sync(age_key(name))
             age = AgeRecord.from_json((await self._store.read(age_key(name))).value)
-        if not is_behind(age, before):
+        if not age.is_behind(before.token, before.number):
             incarnation = before.incarnation or await self._incarnation(name)
             return Peer(name, age.token, age.number, incarnation), False
         incarnation = await self._incarnation(name)

@@ -392,8 +392,8 @@ class _Reach:
                 )
                 blocks, answer = checked_blocks(wanted, answer, body, self._digest)
                 is_held = is_held or bool(blocks)
-                is_denied = not blocks and answer.stop == Stop.NO_SUCH_ENTRY
-                denials += is_denied and bookie_id not in self._scope.unjudged
+                stop = self._scope.believed(bookie_id, Stop(answer.stop))
+                denials += not blocks and stop is Stop.NO_SUCH_ENTRY
         _, write_quorum, ack_quorum = self._sizes
         may_end = entry_id > self._tally.lac and proves_absent(denials, write_quorum, ack_quorum)
         return is_held and not may_end
@@ -635,7 +635,7 @@ class Recovery:
                         search.error(ask)
                     else:
                         blocks, answer = outcome
-                        stop = self._scope.believed(ask.seat, Stop(answer.stop))
+                        stop = self._scope.believed(self._scope.bookies[ask.seat], Stop(answer.stop))
                         search.answer(ask, blocks, stop, answer.stop_entry)
                 case asks:
                     for ask in asks:

@@ -10,7 +10,9 @@ leave no ack quorum for it.
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, replace
+from itertools import compress
 from typing import TYPE_CHECKING
 
 from bookie_aio.wire.listing import index_from
@@ -48,9 +50,9 @@ class RecoveryScope:
     is_wide: bool = False
     unjudged: frozenset[str] = frozenset()
 
-    def believed(self, seat: int, stop: Stop) -> Stop:
-        """Return why a bookie's answer to a recovery read ends, as far as that is believed."""
-        is_doubted = stop is Stop.NO_SUCH_ENTRY and self.bookies[seat] in self.unjudged
+    def believed(self, bookie_id: str, stop: Stop) -> Stop:
+        """Return why a bookie's answer to a read ends, as far as that is believed."""
+        is_doubted = stop is Stop.NO_SUCH_ENTRY and bookie_id in self.unjudged
         return Stop.UNKNOWN if is_doubted else stop
 
     @classmethod
@@ -83,9 +85,8 @@ async def recovery_scope(context: ClientContext, metadata: LedgerMetadata) -> Re
     names -= set(await store.children(KEY_RETIRED))
     doubted = {name for name in names if unanswered_below(events, name) > metadata.ledger_id}
     scope = RecoveryScope.of(metadata, running | doubted)
-    return replace(
-        scope, unjudged=frozenset([one for one in scope.bookies if await _is_unjudged(store, events, one)])
-    )
+    doubts = await asyncio.gather(*(_is_unjudged(store, events, one) for one in scope.bookies))
+    return replace(scope, unjudged=frozenset(compress(scope.bookies, doubts)))
 
 
 async def _is_unjudged(store: MetadataStore, events: Sequence[SetBack], bookie: str) -> bool:

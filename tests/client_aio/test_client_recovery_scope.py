@@ -222,10 +222,10 @@ async def test_what_a_bookie_denies_before_it_has_judged_an_event_counts_for_not
     scope = await recovery_scope(context, ledger())
     assert scope.bookies == NAMED
     assert scope.unjudged == ({"b3"} if is_unjudged else set())
-    for seat, name in enumerate(NAMED):
-        denied = scope.believed(seat, Stop.NO_SUCH_ENTRY)
+    for name in NAMED:
+        denied = scope.believed(name, Stop.NO_SUCH_ENTRY)
         assert denied is (Stop.UNKNOWN if name in scope.unjudged else Stop.NO_SUCH_ENTRY)
-        assert scope.believed(seat, Stop.END) is Stop.END
+        assert scope.believed(name, Stop.END) is Stop.END
     assert not (await recovery_scope(context, ledger(9))).unjudged, "made after the event"
 
 

@@ -18,7 +18,6 @@ from bookie_aio.core.identity import (
     Peer,
     Standing,
     compare_ages,
-    is_behind,
     is_told,
     judge_age,
     judge_ids,
@@ -425,9 +424,8 @@ def test_each_bookie_is_looked_at_by_as_many_others(count: int) -> None:
 
 def test_an_age_in_the_store_below_the_one_seen_proves_a_set_back_until_an_event_tells_of_it() -> None:
     seen = Peer("b1", "t", 7, "i")
-    assert [is_behind(stored(*age), seen) for age in ((6, "t"), (7, "u"), (7, "t"), (8, "u"))] == [
-        True, True, False, False,
-    ]  # fmt: skip
+    ages = ((6, "t"), (7, "u"), (7, "t"), (8, "u"))
+    assert [stored(*age).is_behind(seen.token, seen.number) for age in ages] == [True, True, False, False]
     assert [is_told(seen, [SetBack("e", "b2", 0, 8, [], {"b1": ["u", number]})]) for number in (6, 7, 8)] == [
         False, True, True,
     ]  # fmt: skip

@@ -102,7 +102,7 @@ MUTANTS = [
     Mutant(
         566, "a recovery believes what a bookie denies that has not judged an event",
         (Edit("client_aio.ledger.recovery_scope:RecoveryScope.believed",
-              "self.bookies[seat] in self.unjudged", "False"),),
+              "bookie_id in self.unjudged", "False"),),
         tests=("tests/client_aio/test_client_recovery_scope.py", "-k", "counts_for_nothing"),
     ),
     Mutant(
