@@ -19,7 +19,7 @@ from metadata.access.repair_tasks import REASON_LOST, REASON_MISSING, RepairTask
 from metadata.errors import InvalidTransitionError
 from tests.support.cli import TIMEOUT_S, Cli
 from tests.support.cluster import Cluster
-from tests.support.replicas import lose
+from tests.support.replicas import every_copy, lose
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,9 +34,10 @@ async def command(cli: Cli, code: int, *arguments: str) -> Any:
 
 
 async def written(client: client_aio.Client, entries: int, size: int = 10) -> int:
-    """Write entries to three of the bookies, and close their ledger."""
+    """Write entries to three of the bookies, close their ledger, and wait for all copies that can be made."""
     async with client.create_ledger() as writer:
         await writer.add_entries([b"%d " % entry_id + bytes(size) for entry_id in range(entries)])
+    await every_copy(client, writer.ledger_id)
     return writer.ledger_id
 
 

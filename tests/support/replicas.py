@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -69,6 +70,17 @@ async def everything(client: client_aio.Client, ledger_id: int) -> list[tuple[in
     """Read a ledger from its first entry to its last."""
     async with client.open_ledger(ledger_id) as reader:
         return [tuple(entry) async for entry in reader.read(0, reader.last_add_confirmed)]
+
+
+async def every_copy(client: client_aio.Client, ledger_id: int) -> None:
+    """Wait until each bookie of a ledger that answers holds all that it owes.
+
+    An entry is acknowledged by its ack quorum, so the slowest bookie may still have to store it. A test that
+    goes on to kill a bookie, and to count copies, waits for that one first.
+    """
+    async with asyncio.timeout(WAIT_S):
+        while any(one.entries_missing for one in await client.ledger_replicas(ledger_id)):  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
 
 
 async def lose(bookie: BookieProcess) -> None:
