@@ -419,6 +419,10 @@ class Client(LogOperations, UnboundedLedgerOperations):
     async def close(self) -> None:
         """Close the client. Open writers are aborted: their outstanding adds fail as *unknown*.
 
+        Adds that some bookie has not answered yet, also those of closed ledgers, are still sent and waited
+        for: the ack quorum acknowledged them, and the slowest bookie is to have its copy, too. A bookie that
+        answers none of them for half a second is not waited for any longer.
+
         Cancelling leaves the close running. A further call waits for it.
 
         On another event loop than the client's own this does as much as it can. If the client's loop runs in

@@ -390,6 +390,31 @@ class BookieConnection(asyncio.BufferedProtocol):
         assert isinstance(outcome, BookKeeperError)
         raise outcome.__class__(str(outcome), bookie_id=self.bookie_id, ledger_id=ledger_id)
 
+    async def finish_adds(self, quiet_s: float) -> None:
+        """Send the adds that were held back, and wait for the answers to all adds.
+
+        Ends as well when none is answered for `quiet_s`, and when the connection ends. A bookie that owes the
+        answer to a PING is not waited for. Cancelling leaves the adds outstanding.
+        """
+        self._release()
+        adds = {key: request for key, request in self._requests.items() if request[3] == _ADD}
+        if self.is_silent:
+            return
+        answered = asyncio.Event()
+
+        def tell(key: int, on_answer: OnAnswer, outcome: Outcome, body: memoryview) -> None:
+            del adds[key]
+            answered.set()
+            on_answer(outcome, body)
+
+        for key, (on_answer, sent_at, due_at, op) in list(adds.items()):
+            self._requests[key] = partial(tell, key, on_answer), sent_at, due_at, op
+        with contextlib.suppress(TimeoutError):
+            while adds:
+                answered.clear()
+                async with awake_timeout(quiet_s):
+                    await answered.wait()
+
     def abandon(self) -> None:
         """Close the socket from outside the event loop, which does not run any more."""
         transport, self._transport = self._transport, None

@@ -18,7 +18,13 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from client_aio.bookies.connection import NO_ANSWER, BookieConnection, connect
-from metadata.access.bookies import BookieRecord, Orders, available_bookies, registered_bookies
+from metadata.access.bookies import (
+    BookieRecord,
+    Orders,
+    available_bookies,
+    registered_bookies,
+    retired_bookies,
+)
 from metadata.awake import Deadline, awake_timeout
 from metadata.errors import (
     BookieReadOnlyError,
@@ -51,6 +57,8 @@ _REPORTS_LONGEST_S = 3600.0
 _REPORTS_MAX = 256
 GRACE_S = 0.1
 """How much longer the last answers are waited for once there are enough."""
+_FINISH_ADDS_S = 0.5
+"""How long a client that is closed waits for a bookie that answers none of its adds."""
 _CONNECT_GRACE_S = 0.3
 """A bookie that is not connected so much later than another one counts as unreachable, for now."""
 
@@ -142,7 +150,7 @@ class BookieDirectory:
 
     @property
     def last_known(self) -> Mapping[str, BookieRecord]:
-        """Return the last registration of each bookie that was ever registered, by id."""
+        """Return the last registration of each bookie that was ever registered and has not left, by id."""
         return self._last_known
 
     def quarantined(self) -> list[str]:
@@ -194,10 +202,14 @@ class BookieDirectory:
         number = self._reads
         available = await available_bookies(self._store)
         orders = await Orders.read(self._store)
+        gone = self._last_known.keys() - available.keys()
+        left = gone.intersection(await retired_bookies(self._store)) if gone else ()
         if number < self._read_last:
             return  # A read that began later has ended earlier.
         self._read_last, self._read_at = number, self._loop.time()
         self._last_known.update(available)
+        for name in left:
+            self._last_known.pop(name, None)
         self._available = {
             name: replace(record, is_writable=False) if name in orders.by_bookie else record
             for name, record in available.items()
@@ -485,12 +497,17 @@ class BookiePool:
         return result
 
     async def close(self) -> None:
-        """Close all connections."""
+        """Close all connections. Adds that wait for their bookie's answer are given a moment to get it.
+
+        Their ledger may be closed already: its acknowledgements came from an ack quorum. A bookie that got
+        the add a little later than the others would otherwise lack it, until somebody repairs the ledger.
+        """
         self._is_closed = True
         opening = list(self._opening.values())
         for task in opening:
             task.cancel()
         await asyncio.gather(*opening, return_exceptions=True)
+        await asyncio.gather(*(one.finish_adds(_FINISH_ADDS_S) for one in list(self._open.values())))
         for connection in list(self._open.values()):
             connection.close()
 

@@ -450,8 +450,13 @@ async def ensure_cluster(store: MetadataStore, *, draw_id: Callable[[], str], no
 
 async def registered_bookies(store: MetadataStore) -> list[str]:
     """Return the ids of all bookies that have a cookie, running or not, sorted. Retired ones are left out."""
-    retired = set(await store.children(KEY_RETIRED))
+    retired = await retired_bookies(store)
     return [name for name in await store.children(KEY_COOKIES) if name not in retired]
+
+
+async def retired_bookies(store: MetadataStore) -> set[str]:
+    """Return the ids of all bookies that are gone for good."""
+    return set(await store.children(KEY_RETIRED))
 
 
 async def is_retired(store: MetadataStore, bookie_id: str) -> bool:

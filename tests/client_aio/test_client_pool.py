@@ -9,7 +9,7 @@ import pytest
 from bookie_aio.wire.frames import HANDSHAKE_FRAME_BYTES_MAX
 from client_aio.bookies.pool import BookieDirectory, BookiePool, Quarantine
 from client_aio.config import ClientConfig
-from metadata.access.bookies import DRAINING, BookieRecord, Order, change_order
+from metadata.access.bookies import DRAINING, BookieRecord, Order, change_order, retire
 from metadata.backends.memory import MemoryMetadataStore, MemoryTree
 from metadata.errors import BookieReadOnlyError, ClientClosedError
 from metadata.ids import KEY_AVAILABLE
@@ -94,3 +94,17 @@ def test_quarantine_ends_with_its_time_and_is_prolonged_by_another_failure() -> 
     assert quarantine.members(111.0) == ["c", "a"]
     assert quarantine.members(120.65) == ["a"]
     assert quarantine.members(120.7) == []
+
+
+async def test_a_bookie_that_is_down_is_known_until_it_has_left() -> None:
+    store = MemoryMetadataStore(MemoryTree())
+    registration = await store.register(f"{KEY_AVAILABLE}/b1", BookieRecord("b1", ["h:1"], "n").to_json())
+    directory = BookieDirectory(store, ClientConfig())
+    await directory.refresh()
+    await registration.close()
+    await directory.refresh()
+    assert (list(directory.available), list(directory.last_known)) == ([], ["b1"])
+    await retire(store, "b1")
+    await directory.refresh()
+    assert directory.last_known == {}
+    await store.close()

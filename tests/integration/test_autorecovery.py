@@ -38,7 +38,7 @@ from metadata.errors import BookieUnavailableError, MetadataUnavailableError
 from metadata.ids import KEY_REPAIR_LOCKS
 from tests.integration.test_healing import lose_segments, mark_of
 from tests.support.cluster import BookieProcess, Cluster
-from tests.support.replicas import WAIT_S, flip, lose
+from tests.support.replicas import WAIT_S, every_copy, flip, lose
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
@@ -59,9 +59,10 @@ QUICK: dict[str, Any] = {
 
 
 async def written(client: client_aio.Client, count: int = 200, **shape: int) -> int:
-    """Write a ledger and close it; gives its id."""
+    """Write a ledger, close it, and wait for all copies that can be made; gives its id."""
     async with client.create_ledger(**shape) as ledger:
         await ledger.add_entries(b"entry %d " % entry_id * 20 for entry_id in range(count))
+    await every_copy(client, ledger.ledger_id)
     return ledger.ledger_id
 
 

@@ -399,7 +399,7 @@ async def test_the_refusal_is_a_typed_error(tmp_path: Path) -> None:
 
 async def test_locks_survive_the_kill_of_all_bookies(tmp_path: Path) -> None:
     async with Cluster(tmp_path) as cluster, client_aio.connect(cluster.uri) as client:
-        ledger = await client.create_ledger(**LOCKED)
+        ledger = await client.create_ledger(ack_quorum=3, **LOCKED)
         await ledger.add_entry(b"zero")
         await ledger.abort()
         await cluster.kill()

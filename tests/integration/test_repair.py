@@ -17,7 +17,7 @@ from client_aio.ledger.recovery import recover_ledger
 from metadata.ids import TERM_FINAL
 from tests.support.cluster import BookieProcess, Cluster
 from tests.support.links import Links
-from tests.support.replicas import WAIT_S, everything, flip, lose, stop_of, stored
+from tests.support.replicas import WAIT_S, every_copy, everything, flip, lose, stop_of, stored
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -43,13 +43,14 @@ def payloads(first: int, stop: int) -> Iterable[bytes]:
 
 
 async def written(client: client_aio.Client, *shape: int, count: int = COUNT) -> int:
-    """Write a ledger, some entries alone and some many at once, and close it."""
+    """Write a ledger, some entries alone and some many at once, close it, and wait for all copies."""
     async with client.create_ledger(
         ensemble_size=shape[0], write_quorum=shape[1], ack_quorum=shape[2]
     ) as ledger:
         for entry_id in range(10):
             await ledger.add_entry(payload(entry_id))
         await ledger.add_entries(payloads(10, count))
+    await every_copy(client, ledger.ledger_id)
     return ledger.ledger_id
 
 
