@@ -92,6 +92,7 @@ logger = logging.getLogger(__name__)
 Outcome = Message | Failure | BookKeeperError
 OnAnswer = Callable[[Outcome, memoryview], None]
 Answer = TypeVar("Answer", bound=Message)
+Sent = TypeVar("Sent")
 
 NO_ANSWER = (BookieUnavailableError, OperationTimeoutError)
 """The errors of `BookieConnection.call` that say nothing of what the bookie has: it did not answer."""
@@ -145,8 +146,18 @@ def error_of(failure: Failure, *, bookie_id: str, ledger_id: int | None = None) 
     )
 
 
-# The callback for the answer, the times at which the request was sent and its answer is due, the operation.
-_Request = tuple[OnAnswer, float, float, int]
+# The callback for the answer, the times at which the request was sent and its answer is due, the operation,
+# and what the callback is given before the outcome; None for nothing.
+_Request = tuple[Callable[..., None], float, float, int, object]
+
+
+def _tell(request: _Request, outcome: Outcome, body: memoryview) -> None:
+    if request[4] is None:
+        request[0](outcome, body)
+    else:
+        request[0](request[4], outcome, body)
+
+
 _ADD = int(Op.ADD)
 _WRITE_LAC = int(Op.WRITE_LAC)
 _ANSWERED_AS = {int(Op.ADDS): _ADD, int(Op.WRITE_LACS): _WRITE_LAC}
@@ -251,7 +262,7 @@ class BookieConnection(asyncio.BufferedProtocol):
         request_id = self._next_id
         self._next_id = (request_id + 1) % ALIVE_ID
         now = self._time()
-        self._requests[request_id] = (on_answer, now, now + timeout_s, request.op)
+        self._requests[request_id] = (on_answer, now, now + timeout_s, request.op, None)
         self._release()  # Requests stay in order.
         self._adds_sent += request.op == _ADD
         head = encode_frame(encode_request(request, request_id, auth), body_bytes)
@@ -263,9 +274,17 @@ class BookieConnection(asyncio.BufferedProtocol):
             self._begin_watch(now)
 
     def send_prepared(
-        self, request: PreparedRequest, on_answer: OnAnswer, body: bytes, body_bytes: int, timeout_s: float
+        self,
+        request: PreparedRequest,
+        on_answer: Callable[[Sent, Outcome, memoryview], None],
+        sent: Sent,
+        body: bytes,
+        body_bytes: int,
+        timeout_s: float,
     ) -> None:
         """Do as `request` for an add, whose `auth` is prepared too. The add may be held back briefly.
+
+        `on_answer` is also given `sent`, which is not None: one callback then serves all adds of a ledger.
 
         While adds of this connection are unanswered, the bookie's group commit is in progress, and further
         small adds would only wait there. They wait here instead, until an answer comes, they exceed a limit,
@@ -273,13 +292,13 @@ class BookieConnection(asyncio.BufferedProtocol):
         once. All adds of a connection leave in their order, whether alone or in company.
         """
         if self.error is not None:
-            self._loop.call_soon(on_answer, self.error, NO_BODY)
+            self._loop.call_soon(on_answer, sent, self.error, NO_BODY)
             return
         # Runs for every batch and bookie, so it calls none of our functions without need.
         request_id = self._next_id
         self._next_id = (request_id + 1) % ALIVE_ID
         now = self._time()
-        self._requests[request_id] = (on_answer, now, now + timeout_s, _ADD)
+        self._requests[request_id] = (on_answer, now, now + timeout_s, _ADD, sent)
         if self._watch is None:
             self._begin_watch(now)
         self._held.append((request, request_id, body))
@@ -312,7 +331,7 @@ class BookieConnection(asyncio.BufferedProtocol):
             self._first_lac_id = request_id
         self._next_id = (request_id + 1) % ALIVE_ID
         now = self._time()
-        self._requests[request_id] = (on_answer, now, now + timeout_s, _WRITE_LAC)
+        self._requests[request_id] = (on_answer, now, now + timeout_s, _WRITE_LAC, None)
         if self._watch is None:
             self._begin_watch(now)
         self._held_lacs.append((message, auth))
@@ -402,13 +421,13 @@ class BookieConnection(asyncio.BufferedProtocol):
             return
         answered = asyncio.Event()
 
-        def tell(key: int, on_answer: OnAnswer, outcome: Outcome, body: memoryview) -> None:
-            del adds[key]
+        def tell(key: int, outcome: Outcome, body: memoryview) -> None:
+            request = adds.pop(key)
             answered.set()
-            on_answer(outcome, body)
+            _tell(request, outcome, body)
 
-        for key, (on_answer, sent_at, due_at, op) in list(adds.items()):
-            self._requests[key] = partial(tell, key, on_answer), sent_at, due_at, op
+        for key, (_, sent_at, due_at, op, _) in list(adds.items()):
+            self._requests[key] = partial(tell, key), sent_at, due_at, op, None
         with contextlib.suppress(TimeoutError):
             while adds:
                 answered.clear()
@@ -480,7 +499,11 @@ class BookieConnection(asyncio.BufferedProtocol):
                 raise MalformedFrameError(f"request {request_id} got the answer of operation {op}")
             del self._requests[request_id]
             self._adds_sent -= op == _ADD
-            waiting[0](outcome, body)
+            sent = waiting[4]
+            if sent is None:
+                waiting[0](outcome, body)
+            else:  # Runs for every batch and bookie, so not by `_tell`.
+                waiting[0](sent, outcome, body)
         elif request_id in self._overdue:
             self._overdue.remove(request_id)
         elif self.error is None and (request_id, op) != (ALIVE_ID, Op.PING):
@@ -562,9 +585,9 @@ class BookieConnection(asyncio.BufferedProtocol):
         if excused_s:
             # Our own loop did not run, so nobody has read the answers that may have come. The requests get
             # that time again.
-            for key, (on_answer, sent_at, due_at, op) in self._requests.items():
+            for key, (on_answer, sent_at, due_at, op, sent) in self._requests.items():
                 at = shifted(sent_at, excused_s, now)
-                self._requests[key] = on_answer, at, due_at + at - sent_at, op
+                self._requests[key] = on_answer, at, due_at + at - sent_at, op, sent
             self._look_later(now)
             return
         self._release()
@@ -592,7 +615,7 @@ class BookieConnection(asyncio.BufferedProtocol):
         error: BookKeeperError = OperationTimeoutError(
             f"bookie {self.bookie_id} did not answer in time", bookie_id=self.bookie_id
         )
-        if any(sent_at > self._liveness.alive_at for _, (_, sent_at, _, _) in overdue):
+        if any(request[1] > self._liveness.alive_at for _, request in overdue):
             self._end(error)
             return
         if verdict is None:
@@ -606,12 +629,12 @@ class BookieConnection(asyncio.BufferedProtocol):
                 )
             )
             return
-        for key, (on_answer, _, _, op) in overdue:
+        for key, request in overdue:
             if self._requests.pop(key, None) is None:
                 continue  # A callback has ended the connection.
             self._overdue.add(key)
-            self._adds_sent -= op == _ADD
-            on_answer(error, NO_BODY)
+            self._adds_sent -= request[3] == _ADD
+            _tell(request, error, NO_BODY)
         if self.is_open and self._requests:
             if verdict is Verdict.PING and self._is_greeted:
                 self._ping(now)
@@ -632,8 +655,8 @@ class BookieConnection(asyncio.BufferedProtocol):
             self._transport.abort()
         requests, self._requests = self._requests, {}
         self._on_lost(self)
-        for on_answer, _, _, _ in requests.values():
-            on_answer(error, NO_BODY)
+        for request in requests.values():
+            _tell(request, error, NO_BODY)
 
 
 async def connect(

@@ -314,6 +314,10 @@ class AddWindow(Generic[Token]):
         if epoch != self._epochs[seat]:
             return []
         batch.acks |= 1 << seat
+        # No group can be acknowledged by an answer before the one that completes the quorum. One behind it
+        # matters only to groups that are retained.
+        if not self.retains and batch.acks.bit_count() != self.ack_quorum:
+            return []
         return self.advance()
 
     def fail(self, seat: int, epoch: int) -> bool:

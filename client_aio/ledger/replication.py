@@ -482,7 +482,7 @@ class Replicator(Generic[Token]):
             block = batch.block
             size = len(block)
             seat.bytes_owed += size
-            connection.send_prepared(seat.add, partial(answered, send, seat), block, size, timeout_s)
+            connection.send_prepared(seat.add, answered, send, block, size, timeout_s)
             # Beyond the bytes that the window holds: a full window alone is no lag.
             if seat.bytes_owed > self._lag_bytes_max + self.window.bytes_held:
                 error = BookieUnavailableError(
@@ -493,18 +493,24 @@ class Replicator(Generic[Token]):
                 # This drops the buffered bytes, behind which the requests of all ledgers would wait.
                 connection.close(error)
 
-    def _answered(self, send: Send, seat: _Seat, outcome: Outcome, body: memoryview) -> None:
-        seat.bytes_owed -= len(send.batch.block)
+    def _answered(self, send: Send, outcome: Outcome, body: memoryview) -> None:
+        # Runs for every batch and bookie.
+        index, epoch, batch = send
+        window = self.window
+        if epoch != window.epoch(index):
+            return  # The seat has another occupant, whose bytes are counted anew.
+        seat = self._seats[index]
+        seat.bytes_owed -= len(batch.block)
         if self._is_fenced:
             return
         if isinstance(outcome, Done):
-            groups = self.window.acknowledged(send)
-            if groups or self.window.retains:
+            groups = window.acknowledged(send)
+            if groups or window.retains:
                 self._on_reported(groups)
-            if self._gathering is not None and not self.window.should_gather:
+            if self._gathering is not None and not window.should_gather:
                 self.flush()
             return
-        self._refused(send.seat, send.epoch, seat, outcome)
+        self._refused(index, epoch, seat, outcome)
 
     def _refused(self, index: int, epoch: int, seat: _Seat, outcome: Outcome) -> None:
         if self._is_stopped or self._is_fenced:

@@ -699,7 +699,8 @@ class LedgerWriter(ClosesOnExit):
         window = self._window
         if groups:
             self._replicator.times.reported(window.last_entry_reported)
-        self._forces.moved()
+        if self._options.deferred_sync:
+            self._forces.moved()
         self._waiters.reached(self._intake.last_settled)
         if not self._room.is_set() and window.bytes_held <= self._config.max_in_flight_bytes:
             self._room.set()  # Each waiter checks for itself whether there is room enough.

@@ -68,7 +68,11 @@ class Line:
         await shaking
 
     def add(self, timeout_s: float) -> None:
-        self.connection.send_prepared(PreparedRequest(Add(7, 0, 0)), self._ended, b"x", 1, timeout_s)
+        request = PreparedRequest(Add(7, 0, 0))
+        self.connection.send_prepared(request, self._add_ended, request, b"x", 1, timeout_s)
+
+    def _add_ended(self, sent: PreparedRequest, outcome: Outcome, body: memoryview) -> None:
+        self._ended(outcome, body)
 
     def _ended(self, outcome: Outcome, _: memoryview) -> None:
         if not self.ended.done():

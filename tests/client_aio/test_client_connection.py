@@ -99,7 +99,7 @@ class Adding:
 
     def add(self, size: int = 100, *, ledger_id: int = 7, timeout_s: float = WAIT_S) -> None:
         request = PreparedRequest(Add(ledger_id, 0, 0))
-        self.connection.send_prepared(request, self._ended, bytes(size), size, timeout_s)
+        self.connection.send_prepared(request, self._add_ended, request, bytes(size), size, timeout_s)
 
     def tell_lac(self, ledger_id: int) -> None:
         message = WriteLac(ledger_id, 0, lac_statement(ledger_id, 4))
@@ -117,6 +117,9 @@ class Adding:
         while len(self.outcomes) < count:
             self.moved.clear()
             await self.moved.wait()
+
+    def _add_ended(self, sent: PreparedRequest, outcome: Outcome, body: memoryview) -> None:
+        self._ended(outcome, body)
 
     def _ended(self, outcome: Outcome, _: memoryview) -> None:
         self.outcomes.append(outcome)

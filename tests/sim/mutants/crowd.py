@@ -66,10 +66,10 @@ MUTANTS = [
     Mutant(
         336, "a lost connection fails one of the adds of a frame only",
         (Edit("client_aio.bookies.connection:BookieConnection._end",
-              "for on_answer, _, _, _ in requests.values():",
-              "ends = [(on_answer, op) for on_answer, _, _, op in requests.values()]\n"
-              "    for index, (on_answer, op) in enumerate(ends):\n"
-              "        if op == _ADD and index and ends[index - 1][1] == _ADD:\n"
+              "for request in requests.values():",
+              "ends = list(requests.values())\n"
+              "    for index, request in enumerate(ends):\n"
+              "        if request[3] == _ADD and index and ends[index - 1][3] == _ADD:\n"
               "            continue"),),
         tests=(_CLIENT, "-k", "lost_connection"),
     ),

@@ -7,6 +7,7 @@ from typing import Any
 from tests.sim.mutants.planting import Edit, Mutant, Swap
 
 _WINDOW = "client_aio.core.add_window:AddWindow"
+_REPLICATOR = "client_aio.ledger.replication:Replicator"
 _RECOVERY = ("duelling-recoverers", "split-brain", "chaos", "power-cuts")
 _CHANGES = ("slow-bookie", "rolling-restarts", "chaos", "metadata-faults")
 
@@ -139,7 +140,8 @@ MUTANTS = [
     ),
     Mutant(
         15, "a late acknowledgement of a replaced bookie counts",
-        (Edit(f"{_WINDOW}.acknowledged", "if epoch != self._epochs[seat]:", "if False:"),),
+        (Edit(f"{_WINDOW}.acknowledged", "if epoch != self._epochs[seat]:", "if False:"),
+         Edit(f"{_REPLICATOR}._answered", "if epoch != window.epoch(index):", "if False:")),
         ("refusals", "resends", *_CHANGES),
     ),
     Mutant(
