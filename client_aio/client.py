@@ -419,8 +419,8 @@ class Client(LogOperations, UnboundedLedgerOperations):
     async def close(self) -> None:
         """Close the client. Open writers are aborted: their outstanding adds fail as *unknown*.
 
-        Adds that some bookie has not answered yet, also those of closed ledgers, are still sent and waited
-        for: the ack quorum acknowledged them, and the slowest bookie is to have its copy, too. A bookie that
+        Adds that some bookie has not answered yet are still sent, also those of closed ledgers. The ack
+        quorum may have acknowledged them, and the slowest bookie is to have its copy, too. A bookie that
         answers none of them for half a second is not waited for any longer.
 
         Cancelling leaves the close running. A further call waits for it.

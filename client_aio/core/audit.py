@@ -312,8 +312,9 @@ class BookieStates:
         """
         elapsed_s = min(elapsed_s, self._look_s_max)
         wanted = set(named)
+        for name in self._back_s.keys() - running.keys():
+            del self._back_s[name]  # Also of one that has left for good: no ledger names it.
         for name in sorted(wanted - running.keys()):
-            self._back_s.pop(name, None)
             # The time before this look counts only if the bookie was seen to be gone at its beginning.
             self.gone_s[name] = self.gone_s[name] + elapsed_s if name in self.gone_s else 0.0
         for name in [one for one in self.gone_s if one in running or one not in wanted]:

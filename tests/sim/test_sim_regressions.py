@@ -302,3 +302,9 @@ def test_a_directory_outlives_a_kill_in_the_formatting_and_a_power_cut(profile: 
 def test_what_a_bookie_gives_to_a_repair_counts_as_held(profile: str, seed: int) -> None:
     """Of the checker: the writer had closed the connection before the bookie stored its add."""
     replay(profile, seed, pace=None)
+
+
+@pytest.mark.parametrize(("profile", "seed"), [("leaving-bookie", 1262176)])
+def test_an_audit_goes_on_where_a_bookie_leaves_while_its_start_is_to_settle(profile: str, seed: int) -> None:
+    """Its session had expired twice, a drain removed it, and the directory forgot it."""
+    replay(profile, seed, pace=None)

@@ -167,6 +167,14 @@ def test_the_ledgers_of_a_bookie_are_checked_once_it_has_been_back_for_the_delay
     assert states.lost == []
 
 
+def test_a_bookie_that_leaves_for_good_while_its_start_is_to_settle_is_forgotten() -> None:
+    states = BookieStates(2.0, 5.0)
+    looks = [{"b1": "x"}, {}, {}, {}, {}]
+    # The cluster knows it no more: it was drained, and no ledger names it.
+    assert [states.look(running, running, 1.0) for running in looks] == [[]] * 5
+    assert states.lost == []
+
+
 def test_the_next_auditor_takes_every_start_that_is_not_settled_for_one_that_came_back() -> None:
     states = BookieStates(1.0, 5.0, {}, {"b1": "x", "b2": "y"})
     running = {"b1": "x", "b2": "z", "b3": "w"}

@@ -473,4 +473,11 @@ MUTANTS = [
         tests=("tests/integration/test_auditor.py", "-k", "being_repaired"),
         note="the auditor has to die in between",
     ),
+    Mutant(
+        567, "the start of a bookie that has left for good settles",
+        (Edit("client_aio.core.audit:BookieStates.look", "for name in self._back_s.keys() - running.keys():",
+              "for name in (self._back_s.keys() - running.keys()) & wanted:"),),
+        tests=("tests/client_aio/core/test_client_audit.py", "-k", "leaves_for_good"),
+        note="leaving-bookie 1262176 found it",
+    ),
 ]  # fmt: skip
