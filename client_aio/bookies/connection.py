@@ -416,9 +416,9 @@ class BookieConnection(asyncio.BufferedProtocol):
         answer to a PING is not waited for. Cancelling leaves the adds outstanding.
         """
         self._release()
-        adds = {key: request for key, request in self._requests.items() if request[3] == _ADD}
         if self.is_silent:
             return
+        adds = {key: request for key, request in self._requests.items() if request[3] == _ADD}
         answered = asyncio.Event()
 
         def tell(key: int, outcome: Outcome, body: memoryview) -> None:
@@ -499,11 +499,7 @@ class BookieConnection(asyncio.BufferedProtocol):
                 raise MalformedFrameError(f"request {request_id} got the answer of operation {op}")
             del self._requests[request_id]
             self._adds_sent -= op == _ADD
-            sent = waiting[4]
-            if sent is None:
-                waiting[0](outcome, body)
-            else:  # Runs for every batch and bookie, so not by `_tell`.
-                waiting[0](sent, outcome, body)
+            _tell(waiting, outcome, body)
         elif request_id in self._overdue:
             self._overdue.remove(request_id)
         elif self.error is None and (request_id, op) != (ALIVE_ID, Op.PING):
