@@ -26,7 +26,7 @@ import asyncio
 import logging
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from bookie_aio.wire.messages import (
     Add,
@@ -91,6 +91,12 @@ _PIECES_AT_ONCE = 4
 """With a throttle it is one piece at a time: who yields to others has one request under way."""
 _SLOW_S = 1.0
 """A source that fails after this time is asked no more: each piece would wait for it anew."""
+_AWAY_S = 1.0
+"""A source that cannot be reached is asked again after so long, or once it has registered anew.
+
+Entries that no bookie gives are looked for one by one. For each of them, an attempt to connect would read the
+registrations again.
+"""
 _THROTTLED_BYTES = 128 << 10
 """With a throttle an answer has so many bytes, so that no bookie and no disk is busy with one for long."""
 _ASK_AGAIN_S = 0.05
@@ -141,6 +147,14 @@ class RepairReport:
     """Whether the bookie was marked as having lost data of the ledger, and has all of it again (rule 4)."""
     mark_left: str = ""
     """Why the bookie, repaired in its own place, keeps such a mark; empty where it has none."""
+
+
+class _Away(NamedTuple):
+    """A source that could not be reached: the run of the bookie that was registered then, and why."""
+
+    nonce: str
+    until: float
+    reason: str
 
 
 class _TargetFailed(Exception):
@@ -464,6 +478,7 @@ class _Copier:
         self._unanswered: set[str] = set()
         self._has_stored = False  # the target knows what it has to know of the ledger
         self._hanging: set[str] = set()  # no bookie is waited for twice, neither to connect nor to answer
+        self._away: dict[str, _Away] = {}  # could not be reached lately
         # The final term fences former writers at a target that never heard of the ledger's end. Fencing a
         # ledger that has a password needs its token.
         can_fence = metadata.is_closed and (metadata.digest == DIGEST_CRC or token is not None)
@@ -538,13 +553,13 @@ class _Copier:
         rest: ClassRange | None = run
         again_at = -1
         while rest is not None:
-            blocks = await self._from_source(rest)
+            blocks, failures = await self._from_source(rest)
             if not blocks:
                 listings = await self._list_sources(rest)
                 if rest.first != again_at and lists_first(rest, listings):
                     again_at = rest.first  # Its bookie did not answer for a moment, and does so now.
                 else:
-                    rest = self._pass_over(rest, listings)
+                    rest = self._pass_over(rest, listings, failures)
                 continue
             began = self._loop.time()
             # Without a token the target asks the metadata store, for few requests at once.
@@ -573,10 +588,16 @@ class _Copier:
                 self.withholding.add(bookie_id)
         return listings
 
-    def _pass_over(self, rest: ClassRange, listings: list[list[Row]]) -> ClassRange | None:
+    def _pass_over(
+        self, rest: ClassRange, listings: list[list[Row]], failures: list[str]
+    ) -> ClassRange | None:
         """Note as lost the first entry of a range, and those behind it that no bookie lists."""
         following = first_held(rest, listings)
-        self.lost.add(rest, following)
+        if self.lost.add(rest, following):
+            logger.warning(
+                "ledger=%d entry=%d can be had from no bookie: %s",
+                self._ledger_id, rest.first, "; ".join(failures),
+            )  # fmt: skip
         return None if following is None else rest._replace(first=following)
 
     async def _store_when_it_may(self, block: Block) -> None:
@@ -628,7 +649,7 @@ class _Copier:
                     entry_id=rest.first,
                     bookie_id=self._target.bookie_id,
                 )
-            # Copy the whole remainder: a read fails at a block's first entry where any entry is damaged.
+            # All that is left: more of it may be damaged.
             await self._copy_run(rest)
             is_mended = True
 
@@ -641,10 +662,22 @@ class _Copier:
     async def _source(self, bookie_id: str) -> BookieConnection:
         if bookie_id in self._hanging:
             raise BookieUnavailableError(f"bookie {bookie_id} did not answer", bookie_id=bookie_id)
-        return await self._context.pool.get(bookie_id)
+        registered = self._context.pool.directory.available.get(bookie_id)
+        nonce = registered.nonce if registered is not None else ""
+        away = self._away.get(bookie_id)
+        if away is not None and away.nonce == nonce and self._loop.time() < away.until:
+            raise BookieUnavailableError(away.reason, bookie_id=bookie_id)
+        try:
+            return await self._context.pool.get(bookie_id)
+        except BookieUnavailableError as error:
+            self._away[bookie_id] = _Away(nonce, self._loop.time() + _AWAY_S, str(error))
+            raise
 
-    async def _from_source(self, wanted: ClassRange) -> list[Block]:
-        """Read the beginning of a range from any bookie; [] where none returns its first entry."""
+    async def _from_source(self, wanted: ClassRange) -> tuple[list[Block], list[str]]:
+        """Read the beginning of a range from any bookie; [] where none returns its first entry.
+
+        Returns also why each bookie asked before did not return it.
+        """
         failures: list[str] = []
         withholding: set[str] = set()
         for bookie_id in self._sources(wanted):
@@ -663,16 +696,12 @@ class _Copier:
                     withholding.add(bookie_id)
                 continue
             if blocks:
-                return blocks
+                return blocks, failures
             failures.append(f"{bookie_id}: {Stop(answer.stop).name}")
             if answer.stop != Stop.NO_SUCH_ENTRY:
                 withholding.add(bookie_id)
-        logger.warning(
-            "ledger=%d entry=%d can be had from no bookie: %s",
-            self._ledger_id, wanted.first, "; ".join(failures),
-        )  # fmt: skip
         self.withholding |= withholding
-        return []
+        return [], failures
 
     async def _read(self, connection: BookieConnection, wanted: ClassRange) -> tuple[list[Block], ReadAnswer]:
         began = self._loop.time()

@@ -81,8 +81,11 @@ class LostRuns:
         """Return how many entries are lost."""
         return sum(run.entries for run in self.runs())
 
-    def add(self, rest: ClassRange, following: int | None) -> None:
-        """Note as lost the entries of a range before `following`; None: all of them."""
+    def add(self, rest: ClassRange, following: int | None) -> bool:
+        """Note as lost the entries of a range before `following`; None: all of them.
+
+        Returns whether that begins a run.
+        """
         last = rest.last if following is None else following - rest.stride
         last = rest.first + (last - rest.first) // rest.stride * rest.stride
         runs = self._of_class.setdefault(rest.first % rest.stride, [])
@@ -90,6 +93,8 @@ class LostRuns:
             runs[-1] = runs[-1]._replace(last=last)
         elif self.upto(rest) is None:
             runs.append(EntryRun(rest.first, last, rest.stride))
+            return True
+        return False
 
     def upto(self, rest: ClassRange) -> int | None:
         """Return the last entry of the lost run that holds the first entry of a range; None for none."""

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import client_aio
 from benchmarks.processes import start_module
+from bookie_aio.wire.blocks import MAGIC as BLOCK_MAGIC
 from bookie_aio.wire.messages import Op, Read, Stop
 from client_aio import LedgerState
-from client_aio.admin.repair import Repair, _Copier
+from client_aio.admin.repair import _AWAY_S, Repair, _Copier
+from client_aio.bookies.pool import BookiePool
+from client_aio.core.repair_plan import EntryRun
 from client_aio.ledger.metadata_update import VersionedLedgerMetadata
 from client_aio.ledger.recovery import recover_ledger
 from metadata.ids import TERM_FINAL
@@ -24,6 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from bookie_aio.wire.blocks import Block
+    from bookie_aio.wire.listing import Row
     from client_aio.core.read_plan import ClassRange
     from tests.support.links import Frame
 
@@ -421,14 +426,64 @@ class TestDamage:
             flip(cluster[other].directory, payload(2222))
             await cluster[other].start()
             (fragment,) = (await client.repair_ledger(ledger_id, replace=lost)).fragments
-            assert sum(run.entries for run in fragment.lost) + fragment.entries_copied == COUNT
-            assert any(run.first <= 2222 <= run.last for run in fragment.lost)
+            assert fragment.lost == (EntryRun(2222, 2222, 1),)
+            assert fragment.entries_copied == COUNT - 1
             assert fragment.unanswered == (lost,)
             after = await client.ledger_metadata(ledger_id)
             assert after.last_fragment.bookies == (fragment.replacement, other)
             assert [(each.seat, each.bookie) for each in after.absent] == [(0, lost)]
             copies = await stored(client, fragment.replacement, ledger_id, range(COUNT))
             assert len(copies) == fragment.entries_copied
+
+    async def test_a_bookie_that_is_away_is_not_asked_anew_for_each_entry(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        attempts = Counter[str]()
+        connect = BookiePool._connect
+
+        def counted(self: BookiePool, bookie_id: str) -> Any:
+            attempts[bookie_id] += 1
+            return connect(self, bookie_id)
+
+        async with Cluster(tmp_path) as cluster, client_aio.connect(cluster.uri) as client:
+            ledger_id = await written(client, 2, 2, 2)
+            lost, other = (await client.ledger_metadata(ledger_id)).last_fragment.bookies
+            await lose(cluster[lost])
+            await cluster[other].end()
+            flip(cluster[other].directory, BLOCK_MAGIC)
+            await cluster[other].start()
+            monkeypatch.setattr(BookiePool, "_connect", counted)
+            began = asyncio.get_running_loop().time()
+            with pytest.raises(client_aio.LedgerRepairError, match=f"none of the {COUNT:,} entries"):
+                await client.repair_ledger(ledger_id, replace=lost)
+            seconds = asyncio.get_running_loop().time() - began
+            assert attempts[lost] <= 10 + 4 * seconds / _AWAY_S
+            assert len([one for one in caplog.records if "from no bookie" in one.message]) == 1
+
+    async def test_a_bookie_that_comes_back_during_a_repair_is_asked_at_once(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async with Cluster(tmp_path) as cluster, client_aio.connect(cluster.uri) as client:
+            ledger_id = await written(client, 2, 2, 2)
+            away, other = (await client.ledger_metadata(ledger_id)).last_fragment.bookies
+            await cluster[away].kill()
+            await cluster[other].end()
+            flip(cluster[other].directory, payload(2222))
+            await cluster[other].start()
+            list_sources, is_back = _Copier._list_sources, False
+
+            async def back_before_it(self: _Copier, rest: ClassRange) -> list[list[Row]]:
+                nonlocal is_back
+                if not is_back:
+                    is_back = True
+                    await cluster[away].start()
+                    while away not in client.bookies:
+                        await client._context.pool.directory.wait_for_change(WAIT_S)
+                return await list_sources(self, rest)
+
+            monkeypatch.setattr(_Copier, "_list_sources", back_before_it)
+            (fragment,) = (await client.repair_ledger(ledger_id, replace=away)).fragments
+            assert (fragment.lost, fragment.entries_copied) == ((), COUNT)
 
     @pytest.mark.parametrize("is_down", [False, True])
     async def test_a_bookie_that_denies_what_is_found_nowhere_is_not_kept_for_it(
@@ -520,9 +575,9 @@ class TestDamage:
     ) -> None:
         from_source, asked = _Copier._from_source, list[int]()
 
-        async def silent_at_first(self: _Copier, wanted: ClassRange) -> list[Block]:
+        async def silent_at_first(self: _Copier, wanted: ClassRange) -> tuple[list[Block], list[str]]:
             asked.append(wanted.first)
-            return [] if len(asked) == 1 else await from_source(self, wanted)
+            return ([], []) if len(asked) == 1 else await from_source(self, wanted)
 
         monkeypatch.setattr(_Copier, "_from_source", silent_at_first)
         async with Cluster(tmp_path) as cluster, client_aio.connect(cluster.uri) as client:

@@ -2,7 +2,8 @@
 
 Owns the choice among the copies of an entry (`newest_copies`), and the cutting of blocks to
 a budget. Checks every byte read. Does not own the segments: the caller names the segments to look into. A
-block that fails its check raises `DamagedBlockError`.
+block that fails its check raises `DamagedBlockError`. What was read before it counts, as do the entries of
+that block before the first one whose own checksum does not hold.
 
 Invariant: among copies of an entry the copy with the highest content term counts. Among copies of equal
 content term the newest counts: the copy in the latest segment, and there at the highest offset.
@@ -304,6 +305,8 @@ class Reader:
             data = await self._bytes(found, 0, total)
             block = _parse(found, self._ledger_id, data)
             if not block.payload_is_intact():
+                taken = await self._take_part(found, 0, wanted)  # raises where it meets the damage
+                self._entry_id = run.first + taken * run.stride
                 raise _damaged(found, "its payload")
             self._buffers.append(data)
             self._bytes_left -= total
@@ -342,10 +345,25 @@ class Reader:
             # entry was wrong. Readers find that, and it is no reason to mark the ledger.
             whole = _parse(found, self._ledger_id, await _read(found, 0, run.head_bytes + run.payload_bytes))
             if not whole.payload_is_intact():
+                self._take_intact(block, start, sums, payload)
                 raise _damaged(found, "its entries")
         self._buffers += (block.cut_head(start, stop), payload)
         self._bytes_left -= size(fitting)
         return fitting
+
+    def _take_intact(self, block: Block, start: int, sums: list[int], payload: memoryview) -> None:
+        """Take the entries before the first damaged one: a damaged entry takes none of its block with it.
+
+        Args:
+            start: the index in the block of the first entry of `sums` and `payload`.
+            sums: the checksums that the entries ought to have.
+        """
+        stated = block.checksums[start : start + len(sums)]
+        intact = next(n for n, (is_, ought) in enumerate(zip(stated, sums, strict=True)) if is_ != ought)
+        self._entry_id = block.entry_ids[start + intact]
+        if intact:
+            stop = start + intact
+            self._buffers += (block.cut_head(start, stop), payload[: sum(block.lengths[start:stop])])
 
 
 def _joined(blocks: list[tuple[int, int]]) -> list[tuple[int, int]]:

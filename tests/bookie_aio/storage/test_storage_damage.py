@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 from pathlib import Path
 
@@ -512,4 +513,33 @@ async def test_a_writers_wrong_checksum_of_an_entry_is_no_damage(tmp_path: Path)
         (read,) = parse_blocks(memoryview(b"".join(found.buffers)))
         assert read.damaged_entries() == [1]
     assert not store.engine.is_damaged(1)
+    await store.close()
+
+
+@pytest.mark.parametrize("wrong", [{0}, {1}, {4}, {3, 7}, {6}, {9}], ids=str)
+async def test_a_damaged_entry_takes_none_of_its_block_with_it(tmp_path: Path, wrong: set[int]) -> None:
+    payloads = [b"entry %d" % entry * entry for entry in range(1, 11)]
+    store = await Store.open(tmp_path / "b1")
+    store.engine.append_block(make_block(7, 0, payloads), lambda _: None)
+    await store.barrier()
+    (source,) = await store.engine._lookup.sources(7, 0, 9)
+    path = store.path / source.segment.path
+    start = path.read_bytes().index(payloads[0] + payloads[1])
+    for entry in wrong:
+        flip(path, start + sum(map(len, payloads[:entry])))
+    for first, last, stride, budget in itertools.product(range(10), range(10), (1, 2), (1, 500, 10**9)):
+        wanted = range(first, last + 1, stride)
+        found, stop, at = await store.read(7, first, last, stride=stride, budget=budget)
+        assert found == {entry: payloads[entry] for entry in wanted if entry < at}
+        assert not wrong & found.keys()
+        if stop is Stop.UNKNOWN:
+            assert at in wrong
+            assert at in wanted
+        elif stop is Stop.BUDGET:
+            assert found
+            assert budget < 10**9
+        else:
+            assert stop is Stop.END
+            assert not wrong & set(wanted)
+    assert store.engine.is_damaged(7)
     await store.close()

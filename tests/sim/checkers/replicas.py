@@ -7,6 +7,7 @@ Owns the requests and the counting, for bounded and unbounded ledgers alike. The
   was about to start when the metadata store was set back.
 - NoForgottenAdd: a bookie lists what it acknowledged under the entry's content term, where it owes it.
 - AllCommittedEntriesReachAckQuorum: Qa bookies of each entry's write set list it, or cannot tell.
+- DamageStaysWhereItIs: where the answer of a bookie that lost data ends, that entry alone is unknown, too.
 """
 
 from __future__ import annotations
@@ -14,19 +15,26 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, NamedTuple
 
+from bookie_aio.wire.messages import ReadAnswer, Stop
 from client_aio.bookies.connection import list_entries
+from client_aio.core.digest import Digest
+from client_aio.core.read_plan import ClassRange, checked_blocks
 from metadata.errors import BookKeeperError, NoSuchLedgerError
 from tests.sim.checkers.invariants import write_set_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from bookie_aio.wire.listing import Row
     from client_aio import Client
+    from client_aio.bookies.connection import BookieConnection
     from metadata.model.ledger import Fragment, LedgerMetadata
     from tests.sim.simulation import Simulation
 
 SERVES_WITHIN_S = 20.0
 _ASKING_S = 2.0
+_DAMAGED_MAX = 20
+"""So many damaged entries of a row are looked at."""
 
 
 class Listing(NamedTuple):
@@ -132,5 +140,47 @@ class Copies:
         if is_damaged and bookie not in {simulation.dishonest, *simulation.starting_at_set_back}:
             text = f"{bookie} says that it lost data of ledger {ledger_id}; its disk never lied"
             self._history.fail("HonestDisksLoseNothing", text)
+        if is_damaged:
+            await self._read_damaged(connection, ledger_id, rows)
         held = {(row.content_term, entry_id) for row in rows for entry_id in row.entry_ids}
         return Listing(held, cannot_tell=is_damaged)
+
+    async def _read_damaged(self, connection: BookieConnection, ledger_id: int, rows: list[Row]) -> None:
+        """Check where the answers of a bookie that lost data end."""
+        for row in rows:
+            rest: ClassRange | None = ClassRange(
+                ledger_id, row.content_term, row.first, row.entry_ids[-1], row.stride, (connection.bookie_id,)
+            )
+            damaged = 0
+            while rest is not None and damaged < _DAMAGED_MAX:
+                read = await self._read(connection, rest)
+                if read is None:
+                    break  # The disk fails to read, or the connection has ended.
+                last, is_unknown = read
+                if last is not None:
+                    rest = rest.after(last)
+                elif not is_unknown:
+                    break
+                else:
+                    alone = await self._read(connection, rest._replace(last=rest.first))
+                    if alone is not None and alone[0] is not None:
+                        self._history.fail(
+                            "DamageStaysWhereItIs",
+                            f"{connection.bookie_id} gives entry {rest.first} of ledger {ledger_id}, but "
+                            f"nothing of {rest.first} to {rest.last}",
+                        )
+                        return
+                    damaged += 1
+                    rest = rest.after(rest.first)
+
+    async def _read(self, connection: BookieConnection, wanted: ClassRange) -> tuple[int | None, bool] | None:
+        """Return the last entry that a bookie gives of a range, and whether the next one is unknown."""
+        try:
+            answer, body = await connection.call(
+                wanted.request(1 << 20), ReadAnswer, timeout_s=_ASKING_S, ledger_id=wanted.ledger_id
+            )
+            blocks, answer = checked_blocks(wanted, answer, body, Digest(wanted.ledger_id))
+        except BookKeeperError as error:
+            self._history.note("judge", f"{connection.bookie_id} did not give {wanted}:", repr(error))
+            return None
+        return (blocks[-1].last_entry if blocks else None), answer.stop == Stop.UNKNOWN

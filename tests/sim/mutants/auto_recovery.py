@@ -414,6 +414,12 @@ MUTANTS = [
         note="leaving-bookie 1025056 found it: a source has to be silent for as long as the reads take",
     ),
     Mutant(
+        569, "a repair asks a bookie that it could not reach no more, though it has come back",
+        (Edit(f"{_COPIER}._source", "and away.nonce == nonce and self._loop.time() < away.until", ""),),
+        tests=("tests/integration/test_repair.py", "-k", "comes_back_during"),
+        note="an entry has to be unreadable elsewhere meanwhile, and is lost for this repair only",
+    ),
+    Mutant(
         378, "records of absent entries are left over where all entries are there",
         (Edit("client_aio.autorecovery.worker:Worker._attempt",
               "await self._clear_absent(ledger_id)", "Counter()"),),

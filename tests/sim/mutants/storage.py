@@ -71,6 +71,12 @@ MUTANTS = [
         ("disk-faults", "chaos"),
     ),
     Mutant(
+        568, "a damaged entry takes those before it in its block with it",
+        (Edit("bookie_aio.storage.read.reader:Reader._take_intact",
+              "self._entry_id = block.entry_ids[start + intact]\n    if intact:", "if False:"),),
+        ("disk-faults", "chaos", "damaged-files"),
+    ),
+    Mutant(
         30, "an add after the deletion",
         (Edit("bookie_aio.server.dispatcher:Dispatcher._carry_out",
               "and self._engine.is_deleted(ledger_id) and op not in _OF_DELETED",
