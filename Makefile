@@ -39,7 +39,7 @@ demo_needs := $(if $(filter zk,$(METADATA)),spark,plain)
 # Evaluated in a recipe, once the environment exists: Java may have to come out of it.
 java := JAVA_HOME="$$(.ci/java $(VENV))" && export JAVA_HOME
 
-.PHONY: help demo test test-versions wheel test-wheel check sim sim-campaign sim-versions crash-states mutants bench bench-write \
+.PHONY: help demo test test-versions wheel test-wheel check check-style check-types check-types-3.14 check-house sim sim-campaign sim-versions crash-states mutants bench bench-write \
 	bench-peers clean
 .DEFAULT_GOAL := help
 
@@ -70,11 +70,21 @@ wheel: $(VENV)/compile.stamp
 test-wheel: $(VENV)/dev.stamp
 	@$(BIN)/python -m tests.support.wheel $(if $(QUICK),--quick) $(ARGS)
 
+# Two at a time: mypy takes most of it, once for each version of the types.
 check: $(VENV)/dev.stamp
+	@$(MAKE) --no-print-directory -j 2 check-types check-types-3.14 check-style check-house
+
+check-style: $(VENV)/dev.stamp
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
+
+check-types: $(VENV)/dev.stamp
 	@$(BIN)/mypy
+
+check-types-3.14: $(VENV)/dev.stamp
 	@$(BIN)/mypy --python-version 3.14
+
+check-house: $(VENV)/dev.stamp
 	@$(BIN)/python -m pytest -q tests/test_layering.py tests/test_tidy.py
 	@$(BIN)/python -m benchmarks.import_graph
 
