@@ -421,7 +421,8 @@ class Client(LogOperations, UnboundedLedgerOperations):
 
         Adds that some bookie has not answered yet are still sent, also those of closed ledgers. The ack
         quorum may have acknowledged them, and the slowest bookie is to have its copy, too. A bookie that
-        answers none of them for half a second is not waited for any longer.
+        answers none of them for half a second is not waited for any longer, nor one that has answered some of
+        them when they are due (`add_timeout_s`).
 
         Cancelling leaves the close running. A further call waits for it.
 
@@ -433,9 +434,13 @@ class Client(LogOperations, UnboundedLedgerOperations):
             await self._close_from_outside(loop)
             return
         self._context.close()
-        if self._closing is None:
-            self._closing = asyncio.create_task(self._close())
-        await asyncio.shield(self._closing)
+        while True:
+            if self._closing is None or self._closing.cancelled():
+                self._closing = asyncio.create_task(self._close())
+            await asyncio.wait([closing := self._closing])
+            if not closing.cancelled():  # as by who ends all tasks of a loop
+                closing.result()
+                return
 
     async def _close_from_outside(self, loop: asyncio.AbstractEventLoop) -> None:
         if loop.is_running():
@@ -450,11 +455,13 @@ class Client(LogOperations, UnboundedLedgerOperations):
                     await self._store.close()
 
     async def _close(self) -> None:
-        await asyncio.gather(*(handle.abort() for handle in list(self._context.handles)))
-        await self._context.pool.close()
-        await self._context.pool.directory.close()
-        if self._owns_store:
-            await self._store.close()
+        try:
+            await asyncio.gather(*(handle.abort() for handle in list(self._context.handles)))
+            await self._context.pool.close()
+        finally:  # Who ends all tasks of a loop leaves no socket and no thread behind.
+            await self._context.pool.directory.close()
+            if self._owns_store:
+                await self._store.close()
 
     async def __aenter__(self) -> Self:
         return self

@@ -203,12 +203,17 @@ class Repair:
         self._on_progress = on_progress
         self._unfit: set[str] = set()
         self._fragments: dict[int, RepairedFragment] = {}
+        self._failed: dict[int, LedgerRepairError] = {}  # fragments that cannot be repaired
         self._following = 0  # Fragments that begin below it need no repair in this pass.
         self._was_recovered = False
         self._mark: int | None = None  # of the bookie that is repaired in its own place; 0: it has none
 
     async def run(self) -> RepairReport:
-        """Repair all fragments that can be repaired; see `Client.repair_ledger`."""
+        """Repair all fragments that can be repaired; see `Client.repair_ledger`.
+
+        Raises:
+            LedgerRepairError: a fragment cannot be repaired. It is raised when the others have been.
+        """
         if self._password:
             await self._unlock()
         while True:
@@ -224,15 +229,18 @@ class Repair:
             if part is not None:
                 try:
                     await self._repair_part(metadata, part)
-                except LedgerRepairError:
+                except LedgerRepairError as error:
+                    # The others may be repaired all the same: nothing may ever be had of this one.
                     if not await self._is_trimmed(part):
-                        raise
+                        self._failed[part.first_entry] = error
             elif is_last_left and self._recover_after_s is not None:
                 await self._recover(metadata, self._recover_after_s)
             elif self._following:
                 self._following = 0  # Others may have named the bookie in further fragments meanwhile.
             else:
                 break
+        for failure in self._failed.values():
+            raise failure
         await self._note_whole(metadata)
         is_mark_lifted, mark_left = await self._lift_mark()
         return RepairReport(
@@ -300,7 +308,8 @@ class Repair:
                     if self._only is not None and part.first_entry != self._only:
                         continue
                     # A bookie that is repaired in its own place stays named.
-                    if self._lost in part.bookies and part.first_entry not in self._fragments:
+                    is_done = part.first_entry in self._fragments or part.first_entry in self._failed
+                    if self._lost in part.bookies and not is_done:
                         return metadata, part
         return metadata, None
 
@@ -476,6 +485,7 @@ class _Copier:
         """The bookies that may hold entries found nowhere: asked for them, they did not deny them."""
 
         self._unanswered: set[str] = set()
+        self._has_heard = False  # from a bookie that was asked for entries
         self._has_stored = False  # the target knows what it has to know of the ledger
         self._hanging: set[str] = set()  # no bookie is waited for twice, neither to connect nor to answer
         self._away: dict[str, _Away] = {}  # could not be reached lately
@@ -499,17 +509,45 @@ class _Copier:
 
         Raises:
             _TargetFailed: the target failed or refused.
-            LedgerRepairError: no bookie returned any entry, and some did not answer. Then the fault may lie
-                with this client's network.
+            LedgerRepairError: no bookie returned any entry, and one of the fragment, or every one that was
+                asked, did not answer. Then the fault may lie with this client's network.
         """
         await self._for_each_piece(self._copy_piece, is_verifying=False)
-        if self._unanswered and self.lost and self.lost.entries == self._entries_total:
+        if self.lost and await self._is_one_back():
+            await self._copy_lost()
+        unanswered = self._unanswered.intersection(self._part.bookies) - {self._lost}
+        is_alone = bool(self._unanswered) and not self._has_heard
+        if self.lost.entries == self._entries_total and (unanswered or is_alone):
             raise LedgerRepairError(
                 f"none of the {self._entries_total:,} entries that {self._lost} owes of ledger "
                 f"{self._ledger_id} can be had; {', '.join(sorted(self._unanswered))} did not answer. Run "
                 "the repair again when they are back",
                 ledger_id=self._ledger_id,
             )
+
+    async def _is_one_back(self) -> bool:
+        """Return whether a bookie answers now that did not answer before."""
+
+        async def answers(bookie_id: str) -> bool:
+            part, timeout_s = self._part, self._config.read_timeout_s
+            try:
+                connection = await self._context.pool.get(bookie_id)
+                await list_entries(connection, self._ledger_id, part.first_entry, part.first_entry, timeout_s)
+            except BookKeeperError:
+                return False
+            return True
+
+        return any(await asyncio.gather(*map(answers, self._hanging | self._away.keys())))
+
+    async def _copy_lost(self) -> None:
+        """Look once more for the entries that were found nowhere."""
+        lost, self.lost = self.lost, LostRuns()
+        self._hanging.clear()
+        self._away.clear()
+        self._unanswered.clear()
+        self.withholding.clear()
+        again = [run for piece in self._pieces for run in lost.within(piece)]
+        await for_each(again, self._copy_run, _PIECES_AT_ONCE if self._throttle is None else 1)
 
     async def verify(self) -> None:
         """Read all entries at the target, and copy those that cannot be read once more."""
@@ -691,10 +729,13 @@ class _Copier:
                     self._unanswered.add(bookie_id)
                     if self._loop.time() - asked > _SLOW_S:
                         self._hanging.add(bookie_id)
+                else:
+                    self._has_heard = True
                 failures.append(f"{bookie_id}: {error}")
                 if not isinstance(error, NoSuchLedgerError):
                     withholding.add(bookie_id)
                 continue
+            self._has_heard = True
             if blocks:
                 return blocks, failures
             failures.append(f"{bookie_id}: {Stop(answer.stop).name}")

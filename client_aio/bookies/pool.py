@@ -507,9 +507,12 @@ class BookiePool:
         for task in opening:
             task.cancel()
         await asyncio.gather(*opening, return_exceptions=True)
-        await asyncio.gather(*(one.finish_adds(_FINISH_ADDS_S) for one in list(self._open.values())))
-        for connection in list(self._open.values()):
-            connection.close()
+        waiting = [one.finish_adds(_FINISH_ADDS_S) for one in list(self._open.values())]
+        try:
+            await asyncio.gather(*waiting, return_exceptions=True)
+        finally:
+            for connection in list(self._open.values()):
+                connection.close()
 
     def abandon(self) -> None:
         """Close all sockets from outside the event loop, which does not run any more."""

@@ -103,6 +103,14 @@ class LostRuns:
                 return run.last
         return None
 
+    def within(self, piece: ClassRange) -> list[ClassRange]:
+        """Return the lost entries of a range."""
+        return [
+            piece._replace(first=max(piece.first, run.first), last=min(piece.last, run.last))
+            for run in self._of_class.get(piece.first % piece.stride, ())
+            if run.first <= piece.last and run.last >= piece.first
+        ]
+
     def runs(self) -> list[EntryRun]:
         """Return all runs, by their first entry."""
         return sorted(run for runs in self._of_class.values() for run in runs)

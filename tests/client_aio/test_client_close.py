@@ -57,3 +57,35 @@ async def test_a_bookie_that_answers_nothing_is_not_waited_for_until_its_adds_ar
         await running.client.close()
         with pytest.raises(WriterAbortedError):
             await adding
+
+
+@pytest.mark.parametrize("cancelled", ["closing", "one wait"])
+async def test_a_close_that_is_cancelled_leaves_no_connection_open(cancelled: str) -> None:
+    """As by who ends all tasks of a loop. A further close ends, and has nothing left to do."""
+    async with scene(3) as running, asyncio.timeout(WAIT_S):
+        arrived = asyncio.Event()
+
+        async def hangs(request: Message) -> Message | Failure | None:
+            if isinstance(request, Add):
+                arrived.set()
+                await asyncio.Event().wait()
+            return await takes(request)
+
+        for bookie, script in zip(running.bookies, (takes, takes, hangs), strict=True):
+            bookie.script = script
+        ledger = await running.client.create_ledger()
+        await ledger.add_entry(b"two copies")
+        await arrived.wait()
+        connections = list(running.client._context.pool._open.values())
+        closing = asyncio.create_task(running.client.close())
+        waits: set[asyncio.Task[None]] = set()
+        while not waits:
+            await asyncio.sleep(0)
+            waits = {each for each in asyncio.all_tasks() if "finish_adds" in str(each.get_coro())}
+        assert len(connections) == 3
+        assert running.client._closing is not None
+        for task in {running.client._closing, closing} if cancelled == "closing" else waits:
+            task.cancel()
+        await asyncio.wait([closing])
+        assert not any(each.is_open for each in connections)
+        await running.client.close()

@@ -454,8 +454,8 @@ class TestDamage:
             await cluster[other].start()
             monkeypatch.setattr(BookiePool, "_connect", counted)
             began = asyncio.get_running_loop().time()
-            with pytest.raises(client_aio.LedgerRepairError, match=f"none of the {COUNT:,} entries"):
-                await client.repair_ledger(ledger_id, replace=lost)
+            (fragment,) = (await client.repair_ledger(ledger_id, replace=lost)).fragments
+            assert fragment.lost == (EntryRun(0, COUNT - 1, 1),)
             seconds = asyncio.get_running_loop().time() - began
             assert attempts[lost] <= 10 + 4 * seconds / _AWAY_S
             assert len([one for one in caplog.records if "from no bookie" in one.message]) == 1
@@ -484,6 +484,53 @@ class TestDamage:
             monkeypatch.setattr(_Copier, "_list_sources", back_before_it)
             (fragment,) = (await client.repair_ledger(ledger_id, replace=away)).fragments
             assert (fragment.lost, fragment.entries_copied) == ((), COUNT)
+
+    async def test_a_bookie_that_did_not_answer_for_a_while_is_asked_again_in_the_end(
+        self, tmp_path: Path
+    ) -> None:
+        """It has the only copies of half of the entries, and stands still for longer than a read may take."""
+        config = client_aio.ClientConfig(read_timeout_s=1.5)
+        async with (
+            Cluster(tmp_path) as cluster,
+            client_aio.connect(cluster.uri) as writer,
+            client_aio.connect(cluster.uri, config=config) as client,
+        ):
+            ledger_id = await written(writer, 2, 2, 2)
+            lost, other = (await writer.ledger_metadata(ledger_id)).last_fragment.bookies
+            await lose(cluster[lost])
+            cluster[other].stop()
+            asyncio.get_running_loop().call_later(2.5, cluster[other].resume)
+            (fragment,) = (await client.repair_ledger(ledger_id, replace=lost)).fragments
+            assert (fragment.lost, fragment.entries_copied) == ((), COUNT)
+
+    @pytest.mark.parametrize("other", ["damaged", "down"])
+    async def test_a_fragment_that_cannot_be_repaired_keeps_no_other_one_from_it(
+        self, tmp_path: Path, other: str
+    ) -> None:
+        async with Cluster(tmp_path, bookies=5) as cluster, client_aio.connect(cluster.uri) as client:
+            writer = await client.create_ledger(ensemble_size=2, write_quorum=2, ack_quorum=2)
+            await writer.add_entry(payload(1001))
+            lost, failing = writer.metadata.last_fragment.bookies
+            await cluster[failing].kill()
+            while len(writer.metadata.fragments) == 1:
+                await writer.add_entry(payload(1002))
+            await writer.add_entries(payloads(1003, 1100))
+            await writer.close()
+            if other == "damaged":
+                flip(cluster[failing].directory, payload(1001))
+                await cluster[failing].start()
+            await lose(cluster[lost])
+            _, *rest = (await client.ledger_metadata(writer.ledger_id)).fragments
+            assert all(lost in each.bookies for each in rest)
+            if other == "damaged":
+                report = await client.repair_ledger(writer.ledger_id, replace=lost)
+                assert report.fragments[0].lost
+            else:
+                with pytest.raises(client_aio.LedgerRepairError, match="can be had"):
+                    await client.repair_ledger(writer.ledger_id, replace=lost)
+            after = (await client.ledger_metadata(writer.ledger_id)).fragments
+            assert (lost in after[0].bookies) is (other == "down")
+            assert not any(lost in each.bookies for each in after[1:])
 
     @pytest.mark.parametrize("is_down", [False, True])
     async def test_a_bookie_that_denies_what_is_found_nowhere_is_not_kept_for_it(

@@ -31,6 +31,7 @@ from bookie_aio.storage.read.reader import (
     gather,
     newest_copies,
     read_block,
+    read_part,
 )
 from bookie_aio.storage.segment.files import give_up_segment
 from bookie_aio.storage.segment.format import DATA_OFFSET
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     from bookie_aio.storage.segment.allocator import SegmentAllocator
     from bookie_aio.storage.segment.segment import Segment
     from bookie_aio.storage.segment.segment_set import SegmentSet
+    from bookie_aio.wire.blocks import Buffer
 
 _RUNS_AT_ONCE = 256
 _FETCHED_BYTES = 512 * 1024
@@ -421,22 +423,30 @@ class Compactor:
                 if run.offset not in fetched:
                     fetched, _ = await fetch(segment, _batch(mine, number))
                 started = self._loop.time()
-                try:
-                    block = await read_block(one, ledger_id, fetched.get(run.offset, b""))
-                except DamagedBlockError as error:
-                    await self._lookup.mark(ledger_id, error)
-                    raise
+                block = await self._read(one, ledger_id, entry_ids, fetched.get(run.offset, b""))
                 if watch.touches(entry_ids):
                     return low, True  # not behind these: interleaved later runs may have entries below
                 # No await from the look at the watch to the append.
-                start = whole.index(entry_ids[0])
-                if len(entry_ids) < block.count:
-                    block = Block.parse(block.whole(start, start + len(entry_ids)))
                 watch.is_muted = True  # the append below is compaction's own
                 self._append(block)
                 watch.is_muted = False
                 await self._keep_pace(block.total_bytes, self._loop.time() - started)
         return horizon + 1, False
+
+    async def _read(self, found: StoredCopy, ledger_id: int, entry_ids: range, data: Buffer) -> Block:
+        """Read the entries of a run that count. Damage in others of its entries was repaired since."""
+        try:
+            block = await read_block(found, ledger_id, data)
+        except DamagedBlockError:
+            try:
+                return await read_part(found, ledger_id, entry_ids)
+            except DamagedBlockError as error:
+                await self._lookup.mark(ledger_id, error)
+                raise
+        if len(entry_ids) == block.count:
+            return block
+        start = found.run.entry_ids.index(entry_ids[0])
+        return Block.parse(block.whole(start, start + len(entry_ids)))
 
     def _append(self, block: Block) -> None:
         size = block.total_bytes

@@ -17,11 +17,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bookie_aio.storage.background_task import BackgroundTask
-from bookie_aio.storage.read.reader import DamagedBlockError, StoredCopy, UnreadBlockError, read_block
+from bookie_aio.storage.read.reader import (
+    DamagedBlockError,
+    StoredCopy,
+    UnreadBlockError,
+    gather,
+    newest_copies,
+    read_block,
+    read_part,
+)
 from bookie_aio.storage.segment.format import KIND_BLOCK
 from bookie_aio.storage.segment.replay import Gap, walk_groups
 from bookie_aio.storage.segment.segment import UnreadIndexError
 from bookie_aio.storage.segment.segment_set import SegmentGoneError
+from bookie_aio.wire.listing import index_from
 from metadata.errors import CorruptRecordError, DiskFailedError, DiskFullError
 from metadata.ids import ENTRY_ID_MAX
 
@@ -36,6 +45,7 @@ if TYPE_CHECKING:
     from bookie_aio.storage.segment.segment_set import SegmentSet
 
 _STEP_BYTES = 256 * 1024
+_RUNS_AT_ONCE = 256
 RUNS_MAX = 1 << 40
 """More than any ledger has."""
 
@@ -151,14 +161,28 @@ class Scrubber:
             return
         async with aclosing(blocks_in_gaps(segment, segment.sealed, gaps)) as blocks:
             async for ledger_id, run in blocks:
+                found = StoredCopy(run.content_term, segment.segment_id, run.offset, run, segment)
                 try:
-                    found = StoredCopy(run.content_term, segment.segment_id, run.offset, run, segment)
-                    await read_block(found, ledger_id)
+                    await self._check(ledger_id, found)
                 except DamagedBlockError:
                     await self._lose(segment, ledger_id, run.last)
                 except UnreadBlockError:
                     self.unread += 1
                 await self._keep_pace(segment, run.head_bytes + run.payload_bytes)
+
+    async def _check(self, ledger_id: int, found: StoredCopy) -> None:
+        """Check the entries of a block that still count: a repair has stored newer copies of others."""
+        try:
+            await read_block(found, ledger_id)
+        except DamagedBlockError:
+            low, last = found.run.first, found.run.last
+            while low <= last:
+                sources = await self._lookup.sources(ledger_id, low, last)
+                copies, horizon = await gather(sources, low, last, _RUNS_AT_ONCE)
+                for newest in newest_copies(found, copies, horizon):
+                    if entry_ids := newest[index_from(newest, low) :]:
+                        await read_part(found, ledger_id, entry_ids)
+                low = horizon + 1
 
     async def _lose(self, segment: Segment, ledger_id: int, last: int) -> None:
         """Mark a ledger with a damaged block that ends at the entry `last`, if the block still counts."""

@@ -302,11 +302,17 @@ class Reader:
         total = run.head_bytes + run.payload_bytes
         is_whole = start == 0 and wanted == run.entries
         if is_whole and (total <= self._bytes_left or (run.entries == 1 and not self._buffers)):
-            data = await self._bytes(found, 0, total)
+            try:
+                data = await self._bytes(found, 0, total)
+            except (DamagedBlockError, UnreadBlockError):
+                if run.entries == 1:
+                    raise
+                return await self._take_part(found, 0, wanted)
             block = _parse(found, self._ledger_id, data)
             if not block.payload_is_intact():
-                taken = await self._take_part(found, 0, wanted)  # raises where it meets the damage
-                self._entry_id = run.first + taken * run.stride
+                wrong = block.damaged_entries()
+                if wrong:
+                    self._take_beginning(block, 0, block.entry_ids.index(wrong[0]), block.payload)
                 raise _damaged(found, "its payload")
             self._buffers.append(data)
             self._bytes_left -= total
@@ -335,34 +341,44 @@ class Reader:
             fitting = max(1, fitting)
         if fitting < 1:
             return 0
-        stop = start + fitting
-        payload = memoryview(await self._bytes(found, block.head_bytes + begin, ends[stop] - begin))
+        while True:
+            stop = start + fitting
+            try:
+                payload = memoryview(await self._bytes(found, block.head_bytes + begin, ends[stop] - begin))
+                break
+            except (DamagedBlockError, UnreadBlockError):
+                if fitting == 1:
+                    raise
+                fitting //= 2  # What cannot be read may be behind the entries of the first half.
         parts = [payload[low - begin : high - begin] for low, high in pairwise(ends[start : stop + 1])]
         ids = block.entry_ids[start:stop]
         sums = entry_checksums(block.lac_crc, ids, block.running[start:stop], parts)
         if sums != list(block.checksums[start:stop]):
             # Damage, unless the whole block is still as its writer sent it: then the writer's checksum of an
             # entry was wrong. Readers find that, and it is no reason to mark the ledger.
-            whole = _parse(found, self._ledger_id, await _read(found, 0, run.head_bytes + run.payload_bytes))
-            if not whole.payload_is_intact():
-                self._take_intact(block, start, sums, payload)
-                raise _damaged(found, "its entries")
+            try:
+                payload = (await read_block(found, self._ledger_id)).payload[begin : ends[stop]]
+            except (DamagedBlockError, UnreadBlockError):
+                stated = block.checksums[start:stop]
+                wrong_at = next(
+                    n for n, (is_, ought) in enumerate(zip(sums, stated, strict=True)) if is_ != ought
+                )
+                self._take_beginning(block, start, wrong_at, payload)
+                raise
         self._buffers += (block.cut_head(start, stop), payload)
         self._bytes_left -= size(fitting)
         return fitting
 
-    def _take_intact(self, block: Block, start: int, sums: list[int], payload: memoryview) -> None:
+    def _take_beginning(self, block: Block, start: int, count: int, payload: memoryview) -> None:
         """Take the entries before the first damaged one: a damaged entry takes none of its block with it.
 
         Args:
-            start: the index in the block of the first entry of `sums` and `payload`.
-            sums: the checksums that the entries ought to have.
+            start: the index in the block of the first entry of `payload`.
+            count: so many entries from there on are intact.
         """
-        stated = block.checksums[start : start + len(sums)]
-        intact = next(n for n, (is_, ought) in enumerate(zip(stated, sums, strict=True)) if is_ != ought)
-        self._entry_id = block.entry_ids[start + intact]
-        if intact:
-            stop = start + intact
+        self._entry_id = block.entry_ids[start + count]
+        if count:
+            stop = start + count
             self._buffers += (block.cut_head(start, stop), payload[: sum(block.lengths[start:stop])])
 
 
@@ -457,6 +473,23 @@ async def read_block(found: StoredCopy, ledger_id: int, data: Buffer = b"") -> B
     if not block.payload_is_intact():
         raise _damaged(found, "its payload")
     return block
+
+
+async def read_part(found: StoredCopy, ledger_id: int, entry_ids: range) -> Block:
+    """Read some entries of a stored block as a whole block, each checked by its own checksum.
+
+    Raises: as `read_block`.
+    """
+    run = found.run
+    start = run.entry_ids.index(entry_ids[0])
+    stop = start + len(entry_ids)
+    head = _parse(found, ledger_id, await _read(found, 0, run.head_bytes))
+    begin, end = head.payload_range(start, stop)
+    payload = await _read(found, begin, end - begin)
+    part = Block.parse(memoryview(b"".join((head.cut_head(start, stop), payload))))
+    if part.damaged_entries():
+        raise _damaged(found, "its entries")
+    return Block.parse(part.whole(0, part.count))
 
 
 async def list_runs(

@@ -86,9 +86,12 @@ class Replayed:
         for number, row in enumerate(group.rows):
             ledger_id = row.ledger_id
             if row.kind == form.KIND_BLOCK:
-                if number in group.damaged:
+                is_damaged = number in group.damaged
+                if is_damaged:
                     self.damaged.add(ledger_id)
-                    continue
+                    if not row.is_plausible():
+                        continue
+                # A damaged block stays listed: those of its entries that are intact may be the last copies.
                 runs = self.index.ledgers.get(ledger_id)
                 if runs is None:
                     runs = self.index.ledgers[ledger_id] = Runs()
@@ -98,8 +101,10 @@ class Replayed:
                     row.entries, row.stride, row.head_bytes, row.rest_bytes,
                 )  # fmt: skip
                 runs.add(row.first, last, form.ROW_BYTES + row.body_bytes, packed)
+                if is_damaged or row.flags & form.STATES_NOTHING:
+                    continue
                 known = self.statements.get(ledger_id)
-                if (known is None or row.lac > known.lac) and not row.flags & form.STATES_NOTHING:
+                if known is None or row.lac > known.lac:
                     self.statements[ledger_id] = row.statement(group.bodies[number])
             elif row.kind == form.KIND_TERM:
                 self.terms[ledger_id] = max(row.term, self.terms.get(ledger_id, 0))

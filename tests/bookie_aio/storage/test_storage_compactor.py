@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bookie_aio.storage.read.reader import StoredCopy, newest_copies
+from bookie_aio.storage.repair_writes import store_missing
 from bookie_aio.storage.segment import format as form
 from bookie_aio.storage.segment.index import Run
 from bookie_aio.wire.messages import Stop
@@ -358,6 +359,33 @@ async def test_a_segment_with_a_damaged_block_stays_and_its_ledger_is_marked(tmp
     assert await store.read(1, 0, 0) == ({}, Stop.UNKNOWN, 0)
     for ledger_id in KEPT:
         assert (await store.read(ledger_id, 1, 59))[1] is Stop.END
+    await store.close()
+
+
+async def test_damage_that_was_repaired_holds_up_no_compaction(tmp_path: Path) -> None:
+    """The other entries of the block count. For the damaged one a repair has stored a newer copy."""
+    payloads = [b"kept %d" % entry for entry in range(10)]
+    store = await Store.open(tmp_path / "b1", SMALL)
+    store.engine.append_block(make_block(99, 0, payloads), lambda _: None)
+    await write(store, range(1, 13), range(60))
+    await store.settled()
+    (source,) = await store.engine._lookup.sources(99, 0, 9)
+    (run,) = await source.overlapping(0, 9, 1)
+    path = store.path / form.segment_name(source.segment.segment_id)
+    with path.open("r+b") as file:
+        file.seek(run.offset + run.head_bytes + sum(map(len, payloads[:6])))
+        file.write(b"?")
+    assert (await store.read(99, 0, 9))[1:] == (Stop.UNKNOWN, 6)
+    assert await store_missing(store.engine, make_block(99, 0, payloads), is_trusted=True) == 1
+    marking = store.engine.marking
+    await store.wait(lambda done: marking.lift(99, marking.of(99), 1, done))
+    await write(store, range(1, 13), range(60, 120))
+    for ledger_id in range(1, 13):
+        await delete(store, ledger_id)
+    await store.settled()
+    assert source.segment.is_gone
+    assert not store.engine.is_damaged(99)
+    assert await store.read(99, 0, 9) == (dict(enumerate(payloads)), Stop.END, 10)
     await store.close()
 
 

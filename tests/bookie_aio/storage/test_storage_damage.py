@@ -12,6 +12,7 @@ from crc32c import crc32c
 
 from bookie_aio.storage.data_directory import format_directory, read_cookie
 from bookie_aio.storage.disk.disk import RealDisk
+from bookie_aio.storage.repair_writes import store_missing
 from bookie_aio.storage.segment import format as form
 from bookie_aio.storage.segment.format import CHECKPOINT, RESERVE, TABLE_SUFFIX, index_name, segment_name
 from bookie_aio.storage.segment.index import PAGE_BYTES, IndexHead
@@ -516,30 +517,92 @@ async def test_a_writers_wrong_checksum_of_an_entry_is_no_damage(tmp_path: Path)
     await store.close()
 
 
-@pytest.mark.parametrize("wrong", [{0}, {1}, {4}, {3, 7}, {6}, {9}], ids=str)
-async def test_a_damaged_entry_takes_none_of_its_block_with_it(tmp_path: Path, wrong: set[int]) -> None:
-    payloads = [b"entry %d" % entry * entry for entry in range(1, 11)]
-    store = await Store.open(tmp_path / "b1")
-    store.engine.append_block(make_block(7, 0, payloads), lambda _: None)
+PAYLOADS = [b"entry %d" % entry * entry for entry in range(1, 11)]
+
+
+async def store_of_a_block(path: Path, state: str, disk: RealDisk | None = None) -> tuple[Path, int]:
+    """Return the segment of a stopped bookie that has `PAYLOADS` as one block, and where they are in it."""
+    store = await Store.open(path / "b1", disk=disk)
+    store.engine.append_block(make_block(7, 0, PAYLOADS), lambda _: None)
     await store.barrier()
-    (source,) = await store.engine._lookup.sources(7, 0, 9)
-    path = store.path / source.segment.path
-    start = path.read_bytes().index(payloads[0] + payloads[1])
-    for entry in wrong:
-        flip(path, start + sum(map(len, payloads[:entry])))
+    if state == "killed":  # so that a start replays it
+        directory = await store.crash_into(path / "killed")
+        await store.close()
+    else:
+        await store.close()
+        directory = store.path
+    (segment,) = (each for each in directory.glob("*.segment") if PAYLOADS[9] in each.read_bytes())
+    if state == "index lost":
+        segment.with_suffix(".index").unlink()
+    return segment, segment.read_bytes().index(PAYLOADS[0] + PAYLOADS[1])
+
+
+async def check_all_reads(store: Store, wrong: set[int]) -> None:
+    """Check that each range of entries is given up to the first one of these, and that these are unknown."""
     for first, last, stride, budget in itertools.product(range(10), range(10), (1, 2), (1, 500, 10**9)):
         wanted = range(first, last + 1, stride)
         found, stop, at = await store.read(7, first, last, stride=stride, budget=budget)
-        assert found == {entry: payloads[entry] for entry in wanted if entry < at}
-        assert not wrong & found.keys()
+        while stop is Stop.BUDGET:
+            more, stop, after = await store.read(7, at, last, stride=stride, budget=budget)
+            assert after > at or stop is Stop.UNKNOWN
+            found, at = found | more, after
+        assert found == {entry: PAYLOADS[entry] for entry in wanted if entry < at}
         if stop is Stop.UNKNOWN:
-            assert at in wrong
-            assert at in wanted
-        elif stop is Stop.BUDGET:
-            assert found
-            assert budget < 10**9
+            assert at in wrong & set(wanted)
         else:
-            assert stop is Stop.END
-            assert not wrong & set(wanted)
+            assert (stop, wrong & set(wanted)) == (Stop.END, set())
+
+
+@pytest.mark.parametrize("state", ["ended", "killed", "index lost"])
+@pytest.mark.parametrize("wrong", [{0}, {1}, {4}, {3, 7}, {9}], ids=str)
+async def test_a_damaged_entry_takes_none_of_its_block_with_it(
+    tmp_path: Path, wrong: set[int], state: str
+) -> None:
+    segment, start = await store_of_a_block(tmp_path, state)
+    for entry in wrong:
+        flip(segment, start + sum(map(len, PAYLOADS[:entry])))
+    for _ in range(2):
+        store = await Store.open(segment.parent)
+        await check_all_reads(store, wrong)
+        assert store.engine.is_damaged(7)
+        assert await store.engine.list_entries(7, 0, 100) == ([(0, 0, 10, 1)], -1)
+        await store.close()
+
+
+async def test_what_cannot_be_read_takes_none_of_its_block_with_it(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    segment, start = await store_of_a_block(tmp_path, "ended")
+    store = await Store.open(segment.parent, disk=disk)
+    disk.fail_reads_of = segment.name
+    disk.fail_reads_behind = start + sum(map(len, PAYLOADS[:6])) + 1
+    await check_all_reads(store, {6, 7, 8, 9})
+    assert not store.engine.is_damaged(7)
+    await store.close()
+
+
+async def test_a_file_that_was_cut_has_the_entries_before(tmp_path: Path) -> None:
+    segment, start = await store_of_a_block(tmp_path, "ended")
+    os.truncate(segment, start + sum(map(len, PAYLOADS[:6])) + 1)
+    store = await Store.open(segment.parent)
+    await check_all_reads(store, {6, 7, 8, 9})
     assert store.engine.is_damaged(7)
+    await store.close()
+
+
+async def test_damage_that_was_repaired_is_not_marked_again(tmp_path: Path) -> None:
+    """The block still has it, and its other entries count; the repair has stored a newer copy of this one."""
+    segment, start = await store_of_a_block(tmp_path, "ended")
+    flip(segment, start + sum(map(len, PAYLOADS[:6])))
+    store = await Store.open(segment.parent)
+    await store.engine._scrubber.scrub()
+    assert store.engine.is_damaged(7)
+    assert await store_missing(store.engine, make_block(7, 0, PAYLOADS), is_trusted=True) == 1
+    marking = store.engine.marking
+    await store.wait(lambda done: marking.lift(7, marking.of(7), 1, done))
+    for _ in range(2):
+        await store.engine._scrubber.scrub()
+        await check_all_reads(store, set())
+        assert not store.engine.is_damaged(7)
+        await store.close()
+        store = await Store.open(segment.parent)
     await store.close()

@@ -72,8 +72,8 @@ MUTANTS = [
     ),
     Mutant(
         568, "a damaged entry takes those before it in its block with it",
-        (Edit("bookie_aio.storage.read.reader:Reader._take_intact",
-              "self._entry_id = block.entry_ids[start + intact]\n    if intact:", "if False:"),),
+        (Edit("bookie_aio.storage.read.reader:Reader._take_beginning",
+              "self._entry_id = block.entry_ids[start + count]\n    if count:", "if False:"),),
         ("disk-faults", "chaos", "damaged-files"),
     ),
     Mutant(
