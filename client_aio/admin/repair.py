@@ -92,7 +92,7 @@ _PIECES_AT_ONCE = 4
 _SLOW_S = 1.0
 """A source that fails after this time is asked no more: each piece would wait for it anew."""
 _AWAY_S = 1.0
-"""A source that cannot be reached is asked again after so long, or once it has registered anew.
+"""A source that cannot be reached is asked again after so long, and in the end.
 
 Entries that no bookie gives are looked for one by one. For each of them, an attempt to connect would read the
 registrations again.
@@ -150,9 +150,8 @@ class RepairReport:
 
 
 class _Away(NamedTuple):
-    """A source that could not be reached: the run of the bookie that was registered then, and why."""
+    """A source that could not be reached, and why."""
 
-    nonce: str
     until: float
     reason: str
 
@@ -700,15 +699,13 @@ class _Copier:
     async def _source(self, bookie_id: str) -> BookieConnection:
         if bookie_id in self._hanging:
             raise BookieUnavailableError(f"bookie {bookie_id} did not answer", bookie_id=bookie_id)
-        registered = self._context.pool.directory.available.get(bookie_id)
-        nonce = registered.nonce if registered is not None else ""
         away = self._away.get(bookie_id)
-        if away is not None and away.nonce == nonce and self._loop.time() < away.until:
+        if away is not None and self._loop.time() < away.until:
             raise BookieUnavailableError(away.reason, bookie_id=bookie_id)
         try:
             return await self._context.pool.get(bookie_id)
         except BookieUnavailableError as error:
-            self._away[bookie_id] = _Away(nonce, self._loop.time() + _AWAY_S, str(error))
+            self._away[bookie_id] = _Away(self._loop.time() + _AWAY_S, str(error))
             raise
 
     async def _from_source(self, wanted: ClassRange) -> tuple[list[Block], list[str]]:

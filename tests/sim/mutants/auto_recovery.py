@@ -414,10 +414,23 @@ MUTANTS = [
         note="leaving-bookie 1025056 found it: a source has to be silent for as long as the reads take",
     ),
     Mutant(
-        569, "a repair asks a bookie that it could not reach no more, though it has come back",
-        (Edit(f"{_COPIER}._source", "and away.nonce == nonce and self._loop.time() < away.until", ""),),
-        tests=("tests/integration/test_repair.py", "-k", "comes_back_during"),
-        note="an entry has to be unreadable elsewhere meanwhile, and is lost for this repair only",
+        573, "a repair does not ask those again in the end that did not answer",
+        (Edit(f"{_COPIER}.copy", "if self.lost and await self._is_one_back():", "if False:"),),
+        tests=("tests/integration/test_repair.py", "-k", "asked_again_in_the_end"),
+        note="an entry has to be unreadable elsewhere, and is lost for this repair only",
+    ),
+    Mutant(
+        574, "a fragment that cannot be repaired keeps the next ones from it",
+        (Edit("client_aio.admin.repair:Repair.run",
+              "self._failed[part.first_entry] = error", "raise"),),
+        tests=("tests/integration/test_repair.py", "-k", "keeps_no_other_one_from_it and down"),
+        note="a fragment has to be left on bookies that are gone",
+    ),
+    Mutant(
+        575, "a lost bookie that does not answer keeps its fragment from being repaired",
+        (Edit(f"{_COPIER}.copy", ".intersection(self._part.bookies) - {self._lost}", ""),),
+        tests=("tests/integration/test_repair.py", "-k", "keeps_no_other_one_from_it and damaged"),
+        note="as 574",
     ),
     Mutant(
         378, "records of absent entries are left over where all entries are there",

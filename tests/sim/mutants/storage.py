@@ -8,6 +8,7 @@ _POWER = ("power-cuts", "rolling-restarts", "chaos", "disk-faults")
 _HANDLERS = "bookie_aio.server.handlers"
 _RECOVERY = "bookie_aio.storage.crash_recovery:CrashRecovery"
 _ABANDONED = "tests/bookie_aio/storage/test_storage_abandoned.py"
+_DAMAGE = "tests/bookie_aio/storage/test_storage_damage.py"
 _WITNESS = "tests/bookie_aio/storage/test_storage_witness.py"
 
 MUTANTS = [
@@ -75,6 +76,28 @@ MUTANTS = [
         (Edit("bookie_aio.storage.read.reader:Reader._take_beginning",
               "self._entry_id = block.entry_ids[start + count]\n    if count:", "if False:"),),
         ("disk-faults", "chaos", "damaged-files"),
+    ),
+    Mutant(
+        570, "a start does not list a block of which an entry is damaged",
+        (Edit("bookie_aio.storage.segment.replay:Replayed.apply",
+              "if not row.is_plausible():", "if True:"),),
+        tests=(_DAMAGE, "-k", "takes_none_of_its_block and killed"),
+        note="the simulator takes no listing for granted of a bookie that lost data",
+    ),
+    Mutant(
+        571, "the scrubber marks damage that was repaired",
+        (Edit("bookie_aio.storage.maintenance.scrubber:Scrubber._check",
+              "low, last = found.run.first, found.run.last", "raise"),),
+        tests=(_DAMAGE, "-k", "not_marked_again"),
+        note="nothing is lost: the ledger is verified after each scrub",
+    ),
+    Mutant(
+        572, "compaction is held up by damage that was repaired",
+        (Edit("bookie_aio.storage.maintenance.compactor:Compactor._read",
+              "return await read_part(found, ledger_id, entry_ids)",
+              "return await read_part(found, ledger_id, found.run.entry_ids)"),),
+        tests=("tests/bookie_aio/storage/test_storage_compactor.py", "-k", "holds_up_no_compaction"),
+        note="as 571: space does not come back",
     ),
     Mutant(
         30, "an add after the deletion",
