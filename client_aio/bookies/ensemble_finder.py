@@ -188,7 +188,7 @@ class EnsembleFinder:
                 # cover.
                 is_fresh = True
                 with contextlib.suppress(MetadataError):
-                    await directory.refresh()
+                    await (directory.refresh_unless_recent() if vacancy.former else directory.refresh())
                 continue
             seatings = [
                 Seating(seats, vacancy.sizes.write_quorum, candidates, directory.last_known, vacancy.former)

@@ -53,6 +53,8 @@ Result = TypeVar("Result")
 _REFRESH_RETRY_S = 0.5
 _RECORDS_AGE_S = 30.0
 """Records of bookies that are older are read again before the next ensemble but one is chosen."""
+_RECENT_S = 0.1
+"""Who reads the registrations since a bookie is missing shares a read that began no longer ago."""
 _REPORTS_LONGEST_S = 3600.0
 _REPORTS_MAX = 256
 GRACE_S = 0.1
@@ -98,6 +100,7 @@ class BookieDirectory:
         self._last_known: dict[str, BookieRecord] = {}
         self._quarantine = Quarantine(config.quarantine_s)
         self._loop = asyncio.get_running_loop()
+        self._as_read: object = None
         self._changed = asyncio.Event()
         self._runs: frozenset[tuple[str, str]] = frozenset()  # of the bookies that are registered
         self._came_or_went = asyncio.Event()
@@ -105,6 +108,8 @@ class BookieDirectory:
         """Of the whole client: warnings that come again and again."""
         self._tasks: list[OwnedTask] = []
         self._refreshing: asyncio.Task[None] | None = None
+        self._recent: asyncio.Task[None] | None = None
+        self._recent_from = 0.0
         self._read_at = self._loop.time()
         self._reads = 0
         self._read_last = 0  # the newest read whose result is in use
@@ -126,9 +131,10 @@ class BookieDirectory:
 
     async def close(self) -> None:
         """Stop following."""
-        if self._refreshing is not None:
-            self._refreshing.cancel()
-            await asyncio.gather(self._refreshing, return_exceptions=True)
+        for reading in (self._refreshing, self._recent):
+            if reading is not None:
+                reading.cancel()
+                await asyncio.gather(reading, return_exceptions=True)
         self.reports.close(writes_counts=False)
         for task in self._tasks:
             task.cancel()
@@ -215,8 +221,11 @@ class BookieDirectory:
             for name, record in available.items()
         }
         before, self.orders = self.orders, orders
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
+        # As they were read: `_available` is also changed by refusals.
+        if (available, orders.by_bookie) != self._as_read:
+            self._as_read = available, orders.by_bookie
+            changed, self._changed = self._changed, asyncio.Event()
+            changed.set()
         runs = frozenset((name, record.nonce) for name, record in available.items())
         if runs != self._runs:
             self._runs = runs
@@ -225,6 +234,21 @@ class BookieDirectory:
         if before.by_bookie != orders.by_bookie:
             for told in list(self._told.values()):
                 told()
+
+    async def refresh_unless_recent(self) -> None:
+        """Do as `refresh`, unless a read began just now (`_RECENT_S`): it is waited for in its place.
+
+        So the load of the metadata store does not grow with the ledgers that wait for a bookie.
+        """
+        now, reading = self._loop.time(), self._recent
+        if reading is None or now >= self._recent_from + _RECENT_S:
+            self._recent_from = now
+            reading = self._recent = self._loop.create_task(self.refresh(), name="refresh of bookies")
+            reading.add_done_callback(lambda done: done.cancelled() or done.exception())  # is retrieved
+        await asyncio.wait([reading])
+        if reading.cancelled():
+            raise MetadataError("the client was closed")
+        reading.result()
 
     async def registered(self) -> list[str]:
         """Return the bookies that have a cookie, running or not; none if the store cannot be reached."""
@@ -236,17 +260,17 @@ class BookieDirectory:
             return []
 
     async def wait_for_change(self, timeout_s: float | None) -> None:
-        """Wait until the registrations were read again, or the timeout has passed."""
+        """Wait until registrations or orders were read that differ from the last ones, or for the timeout.
+
+        Whoever waits reads them again behind that. If each read ended the wait, two that wait would wake each
+        other without end.
+        """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._changed.wait()
 
     async def wait_for_membership_change(self) -> None:
-        """Wait until a bookie has registered, or was started again, or has gone.
-
-        A client reads the registrations whenever it cannot reach a bookie. So this wait does not end with
-        each read: whoever tries again behind it would cause the next one.
-        """
+        """Wait until a bookie has registered, or was started again, or has gone."""
         await self._came_or_went.wait()
 
     async def _follow(self, key: str) -> None:
@@ -541,7 +565,7 @@ class BookiePool:
                     error = failure
             tried = addresses
             with contextlib.suppress(MetadataError):
-                await self.directory.refresh()
+                await self.directory.refresh_unless_recent()
             addresses = self.directory.addresses(bookie_id)
             if addresses == tried:
                 break  # The bookie has not moved: it is down.

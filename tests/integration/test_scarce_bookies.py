@@ -10,6 +10,9 @@ import pytest
 
 import client_aio
 from bookie_aio.wire.messages import Op
+from client_aio import WriterState
+from client_aio.bookies.pool import BookieDirectory
+from metadata.access.bookies import READ_ONLY, Order, change_order
 from metadata.ids import KEY_AVAILABLE
 from tests.support.cluster import Cluster
 from tests.support.links import Links
@@ -52,6 +55,44 @@ async def until(condition: Callable[[], bool]) -> None:
             if condition():
                 return
             await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize(("left", "reads_per_s"), [("ack quorum", 3), ("read-only", 3), ("one bookie", 12)])
+async def test_writers_that_wait_for_a_bookie_do_not_wake_one_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: str, reads_per_s: int
+) -> None:
+    """Each looked for bookies whenever another one had, as fast as the metadata store answered."""
+    reads, refresh = 0, BookieDirectory.refresh
+
+    async def counted(self: BookieDirectory) -> None:
+        nonlocal reads
+        reads += 1
+        await refresh(self)
+
+    async with Cluster(tmp_path) as cluster, client_aio.connect(cluster.uri, **QUICK) as client:
+        logs = [await client.open_log(f"log-{number}") for number in range(10)]
+        await asyncio.gather(*(log.append(b"one") for log in logs))
+        if left == "read-only":
+            await change_order(client._context.ledgers.store, "b3", lambda _: Order(READ_ONLY))
+            await until(lambda: not client.bookies["b3"].is_writable)
+        else:
+            await cluster["b3"].kill()
+        if left == "one bookie":
+            await cluster["b2"].kill()
+        appends = [log.append(b"two") for log in logs]
+        if left == "one bookie":
+            await until(lambda: all(log.state is WriterState.HEALING for log in logs))
+        else:
+            await asyncio.gather(*appends)
+        await asyncio.sleep(1)  # The first attempts follow one another closely.
+        monkeypatch.setattr(BookieDirectory, "refresh", counted)
+        began = asyncio.get_running_loop().time()
+        await asyncio.sleep(2)
+        seconds = asyncio.get_running_loop().time() - began
+        assert reads < 2 + reads_per_s * seconds
+        if left == "one bookie":
+            await cluster["b2"].start()
+        await asyncio.gather(*appends)
 
 
 class NobodyFits:
