@@ -97,6 +97,8 @@ _CHECK_AGAIN_S = 10.0
 _LOOKS_PUT_OFF = 10
 """So many looks later a ledger is checked that is being repaired: each attempt takes the place of a check."""
 _REREAD_S = 5.0
+_REREADS_MAX = 500
+"""At most so many open ledgers on lost bookies are read again at a time."""
 _READ_AHEAD = 1024
 """A pass reads metadata in bites of so many ledgers, so that the first one needs no list of all of them."""
 _ROUND_S = 60.0
@@ -173,6 +175,7 @@ class Auditor:
         self._reads = 0
         self._pass_now = asyncio.Event()
         self._reread_at = 0.0
+        self._turns_of_growing = Rotation(_REREAD_S)
         self._is_dirty = True  # whether tasks may have to be made
         self._written: AuditorRecord | None = None
 
@@ -386,7 +389,8 @@ class Auditor:
         now = self._loop.time()
         if lost and now >= self._reread_at:
             self._reread_at = now + _REREAD_S
-            await self._read_all(self.index.growing_on(lost)[: self._config.reads_per_pass])
+            growing = self.index.growing_on(lost)
+            await self._read_all(self._turns_of_growing.next(growing, _REREAD_S, _REREADS_MAX))
 
     async def _make_tasks(self, lost: list[str]) -> None:
         """Make the tasks that there have to be and are not, those with the fewest good copies first."""

@@ -393,7 +393,7 @@ class Worker:
         lost, errors, doubted = 0, [], set(task.doubted)
         found_nowhere = Counter[str]()
         try:
-            await self._context.pool.directory.refresh()
+            await self._context.pool.directory.refresh_unless_recent()
             if REASON_ABANDONED in task.reasons:
                 errors += await self._end_abandoned(ledger_id, lost_bookies)
             seats, _ = await self.look(ledger_id, lost_bookies, doubted)
