@@ -208,8 +208,9 @@ class BookieDirectory:
         number = self._reads
         available = await available_bookies(self._store)
         orders = await Orders.read(self._store)
-        gone = self._last_known.keys() - available.keys()
-        left = gone.intersection(await retired_bookies(self._store)) if gone else ()
+        # Last: one that was cut off meanwhile may register once more, before it learns that it has left.
+        left = await retired_bookies(self._store)
+        available = {name: record for name, record in available.items() if name not in left}
         if number < self._read_last:
             return  # A read that began later has ended earlier.
         self._read_last, self._read_at = number, self._loop.time()

@@ -108,3 +108,49 @@ async def test_a_bookie_that_is_down_is_known_until_it_has_left() -> None:
     await directory.refresh()
     assert directory.last_known == {}
     await store.close()
+
+
+async def test_a_bookie_that_has_left_and_registers_once_more_is_not_available() -> None:
+    """It was cut off from the metadata store while it was drained, and does not know yet that it has left."""
+    store = MemoryMetadataStore(MemoryTree())
+    await retire(store, "b1")
+    for name in ("b1", "b2"):
+        await store.register(f"{KEY_AVAILABLE}/{name}", BookieRecord(name, [f"{name}:1"], "n").to_json())
+    directory = BookieDirectory(store, ClientConfig())
+    await directory.refresh()
+    assert (list(directory.available), list(directory.last_known)) == (["b2"], ["b2"])
+    await store.close()
+
+
+async def test_those_who_read_the_registrations_at_once_share_a_read() -> None:
+    store = MemoryMetadataStore(MemoryTree())
+    directory = BookieDirectory(store, ClientConfig())
+    reads = []
+    children = store.children
+
+    async def counted(key: str) -> list[str]:
+        reads.append(key)
+        return await children(key)
+
+    store.children = counted  # type: ignore[method-assign]
+    await asyncio.gather(*(directory.refresh_unless_recent() for _ in range(10)))
+    assert reads.count(KEY_AVAILABLE) == 1
+    await directory.refresh()
+    assert reads.count(KEY_AVAILABLE) == 2
+    await directory.close()
+    await store.close()
+
+
+async def test_a_wait_ends_only_where_something_has_changed() -> None:
+    store = MemoryMetadataStore(MemoryTree())
+    directory = BookieDirectory(store, ClientConfig())
+    await directory.refresh()
+    waiting = asyncio.create_task(directory.wait_for_change(WAIT_S))
+    for _ in range(3):
+        await directory.refresh()
+        await asyncio.sleep(0)
+    assert not waiting.done()
+    await store.register(f"{KEY_AVAILABLE}/b1", BookieRecord("b1", ["h:1"], "n").to_json())
+    await directory.refresh()
+    await waiting
+    await store.close()

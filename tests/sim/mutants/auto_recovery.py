@@ -433,6 +433,19 @@ MUTANTS = [
         note="as 574",
     ),
     Mutant(
+        576, "a bookie that has left and registers once more is named in new fragments",
+        (Edit("client_aio.bookies.pool:BookieDirectory.refresh", "if name not in left", "if True"),),
+        tests=("tests/client_aio/test_client_pool.py", "-k", "registers_once_more"),
+        note="leaving-holders-bookie 1281704 found it, where a drain read open ledgers less often",
+    ),
+    Mutant(
+        577, "writers that wait for a bookie wake one another",
+        (Edit("client_aio.bookies.pool:BookieDirectory.refresh",
+              "if (available, orders.by_bookie) != self._as_read:", "if True:"),),
+        tests=("tests/client_aio/test_client_pool.py", "-k", "only_where_something_has_changed"),
+        note="nothing is lost: the metadata store is kept busy",
+    ),
+    Mutant(
         378, "records of absent entries are left over where all entries are there",
         (Edit("client_aio.autorecovery.worker:Worker._attempt",
               "await self._clear_absent(ledger_id)", "Counter()"),),
