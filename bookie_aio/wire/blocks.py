@@ -86,6 +86,18 @@ class LacStatement(NamedTuple):
     mac: bytes = b""
 
 
+class Known(NamedTuple):
+    """The fields of a block's head that an index knows, too."""
+
+    ledger_id: int
+    content_term: int
+    first_entry: int
+    entries: int
+    stride: int
+    head_bytes: int
+    payload_bytes: int
+
+
 def statement_crc(ledger_id: int, content_term: int, lac: int, lafr: int) -> int:
     """Return the CRC32C of a LAC statement, which seeds the checksums of its entries."""
     return crc32c(_STATEMENT.pack(ledger_id, content_term, lac, lafr))
@@ -217,6 +229,33 @@ class Block:
             if len(view) < total_bytes:
                 raise MalformedFrameError(f"a block of {total_bytes} bytes ends after {len(view)}")
             block.view = view[:total_bytes]
+        return block
+
+    @classmethod
+    def salvage(cls, view: memoryview, known: Known) -> Block | None:
+        """Return a block whose head is damaged, from its bytes and what is known of it otherwise.
+
+        Its arrays may be wrong: each entry has to be checked by its own checksum, and the last bytes of the
+        payload may be missing. It is good for `cut_head` of entries that were checked, and nothing else.
+
+        Returns:
+            None where the LAC statement is damaged: it seeds the checksum of each entry.
+        """
+        if len(view) < known.head_bytes or known.head_bytes < HEADER_BYTES + 16 * known.entries:
+            return None
+        block = cls(view)
+        block.ledger_id, block.content_term, block.first_entry = (
+            known.ledger_id,
+            known.content_term,
+            known.first_entry,
+        )
+        block.count, block.stride, block.head_bytes = known.entries, known.stride, known.head_bytes
+        block.payload_bytes, block.payload_crc, block.flags = known.payload_bytes, 0, FLAG_PARTIAL
+        block.mac_bytes = (known.head_bytes - HEADER_BYTES - 16 * known.entries) // (known.entries + 1)
+        if not NO_ENTRY <= block.lac < block.first_entry or not NO_ENTRY <= block.lafr <= ENTRY_ID_MAX:
+            return None
+        if block.lac_crc != statement_crc(block.ledger_id, block.content_term, block.lac, block.lafr):
+            return None
         return block
 
     def _check_head(self) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from bookie_aio.storage.segment.index import RUNS_PER_STEP
 from bookie_aio.storage.segment.segment_set import SegmentGoneError
-from bookie_aio.wire.blocks import HEADER_BYTES, Block, entry_checksums
+from bookie_aio.wire.blocks import HEADER_BYTES, Block, Known, entry_checksums
 from bookie_aio.wire.listing import index_from, mark, meeting, runs_of
 from bookie_aio.wire.messages import Stop
 from metadata.errors import CorruptRecordError, DiskFailedError, MalformedFrameError
@@ -308,7 +308,10 @@ class Reader:
                 if run.entries == 1:
                     raise
                 return await self._take_part(found, 0, wanted)
-            block = _parse(found, self._ledger_id, data)
+            try:
+                block = _parse(found, self._ledger_id, data)
+            except DamagedBlockError:
+                return await self._take_part(found, 0, wanted)
             if not block.payload_is_intact():
                 wrong = block.damaged_entries()
                 if wrong:
@@ -327,10 +330,14 @@ class Reader:
         parted = self._parted
         if parted is None or parted.place != place:
             # Kept: a read of another stride than the block's takes each entry by itself.
-            block = _parse(found, self._ledger_id, await self._bytes(found, 0, run.head_bytes))
+            block = _parse_or_salvage(found, self._ledger_id, await self._bytes(found, 0, run.head_bytes))
             parted = self._parted = _Parted(place, block, list(accumulate(block.lengths, initial=0)))
         block, ends = parted.block, parted.ends
         begin = ends[start]
+        # The lengths of a salvaged block may be wrong.
+        wanted = min(wanted, bisect_right(ends, run.payload_bytes) - 1 - start)
+        if wanted < 1:
+            raise _damaged(found, "its lengths")
         fixed, each = HEADER_BYTES + block.mac_bytes, 16 + block.mac_bytes
 
         def size(entries: int) -> int:
@@ -433,6 +440,21 @@ def _parse(found: StoredCopy, ledger_id: int, data: Buffer) -> Block:
     return block
 
 
+def _parse_or_salvage(found: StoredCopy, ledger_id: int, data: Buffer) -> Block:
+    """Parse a head; where it is damaged, go by the index. Each entry then has to prove itself."""
+    try:
+        return _parse(found, ledger_id, data)
+    except DamagedBlockError:
+        run = found.run
+        known = Known(
+            ledger_id, run.content_term, run.first, run.entries, run.stride, run.head_bytes, run.payload_bytes
+        )
+        block = Block.salvage(memoryview(data), known)
+        if block is None:
+            raise
+        return block
+
+
 async def fetch(segment: Segment, blocks: list[tuple[int, int]]) -> tuple[dict[int, memoryview], bool]:
     """Read blocks (offset, size) of a segment together; returns them by offset, and whether any was cold.
 
@@ -483,8 +505,10 @@ async def read_part(found: StoredCopy, ledger_id: int, entry_ids: range) -> Bloc
     run = found.run
     start = run.entry_ids.index(entry_ids[0])
     stop = start + len(entry_ids)
-    head = _parse(found, ledger_id, await _read(found, 0, run.head_bytes))
+    head = _parse_or_salvage(found, ledger_id, await _read(found, 0, run.head_bytes))
     begin, end = head.payload_range(start, stop)
+    if end > run.head_bytes + run.payload_bytes:
+        raise _damaged(found, "its lengths")
     payload = await _read(found, begin, end - begin)
     part = Block.parse(memoryview(b"".join((head.cut_head(start, stop), payload))))
     if part.damaged_entries():

@@ -225,7 +225,7 @@ async def test_that_data_was_lost_is_still_known_after_a_start_on_a_full_disk(
     """
     path = lose_claims(await crashed_store(tmp_path, 2))
     group = groups_of(path / segment_name(1))[damaged]
-    flip(path / segment_name(1), group.offset + (group.head_bytes + 40 if is_known_whose else 0))
+    flip(path / segment_name(1), group.offset + (group.head_bytes + 150 if is_known_whose else 0))
     for number, is_full in enumerate((True, False, False)):
         disk = FaultyDisk()
         disk.is_full = is_full
@@ -606,3 +606,34 @@ async def test_damage_that_was_repaired_is_not_marked_again(tmp_path: Path) -> N
         await store.close()
         store = await Store.open(segment.parent)
     await store.close()
+
+
+@pytest.mark.parametrize("state", ["ended", "killed"])
+async def test_a_damaged_head_costs_the_entries_that_it_is_wrong_about(tmp_path: Path, state: str) -> None:
+    """Where the index tells what the head does not, and each entry proves itself by its own checksum."""
+    segment, start = await store_of_a_block(tmp_path, state)
+    good = segment.read_bytes()
+    head = start - HEADER_BYTES - 16 * len(PAYLOADS)
+    running, lengths, checksums = (head + HEADER_BYTES + size * len(PAYLOADS) for size in (0, 8, 12))
+    everything = set(range(len(PAYLOADS)))
+    wrong_at: dict[int, set[int]] = {
+        **{at: set() for at in range(head, head + HEADER_BYTES)},
+        **dict.fromkeys(range(head + 48, head + 68), everything),  # the LAC statement seeds all checksums
+        **{at: {(at - running) // 8} for at in range(running, lengths)},
+        **{at: everything - set(range((at - lengths) // 4)) for at in range(lengths, checksums)},
+        **{at: {(at - checksums) // 4} for at in range(checksums, start)},
+    }
+    for at in (*range(head, start, 7), *range(head, head + HEADER_BYTES, 4)):
+        segment.write_bytes(good)
+        flip(segment, at)
+        store = await Store.open(segment.parent)
+        for first in everything:
+            found, stop, after = await store.read(7, first, 9)
+            while stop is Stop.BUDGET:
+                more, stop, after = await store.read(7, after, 9)
+                found |= more
+            assert found == {entry: PAYLOADS[entry] for entry in range(first, after)}, at - head
+            assert after in {10, *wrong_at[at]}, at - head
+        found_alone = {entry for entry in everything if (await store.read(7, entry, entry))[0]}
+        assert found_alone >= everything - wrong_at[at], at - head
+        await store.close()

@@ -100,6 +100,13 @@ MUTANTS = [
         note="as 571: space does not come back",
     ),
     Mutant(
+        578, "a damaged head costs its whole block",
+        (Edit("bookie_aio.wire.blocks:Block.salvage",
+              "if len(view) < known.head_bytes or", "if True or len(view) < known.head_bytes or"),),
+        tests=(_DAMAGE, "-k", "head_costs"),
+        note="as 570",
+    ),
+    Mutant(
         30, "an add after the deletion",
         (Edit("bookie_aio.server.dispatcher:Dispatcher._carry_out",
               "and self._engine.is_deleted(ledger_id) and op not in _OF_DELETED",
