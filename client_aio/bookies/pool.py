@@ -179,6 +179,7 @@ class BookieDirectory:
             self.note_failure(bookie_id)
         if isinstance(error, BookieReadOnlyError) and bookie_id in self._available:
             self._available[bookie_id] = replace(self._available[bookie_id], is_writable=False)
+            self._recent = None  # A read that began before says nothing of it.
 
     def refresh_soon(self) -> None:
         """Begin to read the registrations where they are old: free space changes without a word."""
