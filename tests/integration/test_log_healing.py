@@ -26,7 +26,7 @@ from client_aio import (
 from client_aio.ledger.recovery import recover_ledger
 from client_aio.log import takeover
 from tests.integration.test_log_ends import until_listed
-from tests.support.healing import LASTS_S, bring_back, hold_up, lose_two, state_is
+from tests.support.healing import LASTS_S, bring_back, hold_up, lose_two, state_is, stop_two
 
 if TYPE_CHECKING:
     from client_aio import Client
@@ -97,8 +97,9 @@ async def test_a_writer_that_heals_is_fenced_once_another_has_the_log(cluster: C
             return await reads(**options)
 
         log._lists.read = read_late
-        await lose_two(cluster)
+        stop_two(cluster)
         cut_off = log.append(b"2")
+        await lose_two(cluster)
         async with asyncio.timeout(LASTS_S):
             await healing.wait()
             held = log.append(b"3")
@@ -130,8 +131,9 @@ async def test_a_writer_that_waits_for_bookies_hears_at_once_that_another_has_th
         log = await client.open_log("a")
         await log.append(b"1")
         waits = hold_up(monkeypatch, takeover, client)
-        await lose_two(cluster)
+        stop_two(cluster)
         cut_off = log.append(b"2")
+        await lose_two(cluster)
         async with asyncio.timeout(LASTS_S):
             await waits.wait()
             held = log.append(b"3")
@@ -172,8 +174,9 @@ async def test_a_ledger_that_was_closed_with_a_loss_completes_no_append(
 
         monkeypatch.setattr(log._lists, "read", read_late)
         failed = log.ledger_id
-        await lose_two(cluster)
+        stop_two(cluster)
         cut_off = log.append(b"2")  # One bookie may take it: fewer than Qa.
+        await lose_two(cluster)
         async with asyncio.timeout(LASTS_S):
             await state_is(log, WriterState.HEALING)
             held = log.append(b"3")
@@ -220,8 +223,9 @@ async def test_a_ledger_whose_end_is_known_waits_for_no_other_and_may_be_truncat
             await recover_ledger(context, ledger_id, *arguments, **options)
 
         monkeypatch.setattr(takeover, "recover_ledger", recover)
-        await lose_two(cluster)
+        stop_two(cluster)
         cut_off = log.append(b"2")  # One bookie takes it, and a recovery completes it.
+        await lose_two(cluster)
         async with asyncio.timeout(LASTS_S):
             await state_is(log, WriterState.HEALING)
             held = log.append(b"3")
@@ -249,8 +253,9 @@ async def test_appends_whose_ledger_was_closed_and_truncated_meanwhile_fail_and_
             return await reads(**options)
 
         monkeypatch.setattr(log._lists, "read", read_late)
-        await lose_two(cluster)
+        stop_two(cluster)
         cut_off = log.append(b"2")
+        await lose_two(cluster)
         async with asyncio.timeout(LASTS_S):
             await state_is(log, WriterState.HEALING)
             held = log.append(b"3")

@@ -446,7 +446,7 @@ class TestDamage:
             return connect(self, bookie_id)
 
         async with Cluster(tmp_path) as cluster, client_aio.connect(cluster.uri) as client:
-            ledger_id = await written(client, 2, 2, 2)
+            ledger_id = await written(client, 2, 2, 2, count=500)
             lost, other = (await client.ledger_metadata(ledger_id)).last_fragment.bookies
             await lose(cluster[lost])
             await cluster[other].end()
@@ -455,7 +455,7 @@ class TestDamage:
             monkeypatch.setattr(BookiePool, "_connect", counted)
             began = asyncio.get_running_loop().time()
             (fragment,) = (await client.repair_ledger(ledger_id, replace=lost)).fragments
-            assert fragment.lost == (EntryRun(0, COUNT - 1, 1),)
+            assert fragment.lost == (EntryRun(0, 499, 1),)
             seconds = asyncio.get_running_loop().time() - began
             assert attempts[lost] <= 10 + 4 * seconds / _AWAY_S
             assert len([one for one in caplog.records if "from no bookie" in one.message]) == 1

@@ -21,7 +21,7 @@ from client_aio import (
 from client_aio.unbounded import writer as unbounded_writer
 from metadata.model.ledger import LedgerMetadata, LedgerState
 from metadata.store import Version
-from tests.support.healing import LASTS_S, bring_back, hold_up, lose_two, state_is
+from tests.support.healing import LASTS_S, bring_back, hold_up, lose_two, state_is, stop_two
 from tests.support.unbounded import NAME, everything, numbered
 
 if TYPE_CHECKING:
@@ -79,8 +79,9 @@ async def test_a_writer_that_heals_is_fenced_once_another_has_the_ledger(cluster
             return await reads(ledger_id, sync=sync)
 
         client._context.ledgers.read = read_late
-        await lose_two(cluster)
+        stop_two(cluster)
         cut_off = ledger.add_entry(b"1")
+        await lose_two(cluster)
         await healing.wait()
         held = ledger.add_entry(b"2")
         await bring_back(cluster)

@@ -27,6 +27,15 @@ async def state_is(writer: LogWriter | UnboundedLedgerWriter, wanted: WriterStat
     raise AssertionError(f"{writer} was never {wanted}")
 
 
+def stop_two(cluster: Cluster) -> None:
+    """Stop the two bookies to be lost: whatever is sent from now on is outstanding when they are killed.
+
+    A writer that has heard of both losses before an append holds that one back, and nothing is outstanding.
+    """
+    for name in ("b1", "b2"):
+        cluster[name].stop()
+
+
 async def lose_two(cluster: Cluster) -> None:
     """Kill two bookies."""
     await asyncio.gather(cluster["b1"].kill(), cluster["b2"].kill())
