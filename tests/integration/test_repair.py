@@ -450,7 +450,9 @@ class TestDamage:
             lost, other = (await client.ledger_metadata(ledger_id)).last_fragment.bookies
             await lose(cluster[lost])
             await cluster[other].end()
-            flip(cluster[other].directory, BLOCK_MAGIC)
+            flip(
+                cluster[other].directory, BLOCK_MAGIC, behind=64
+            )  # the checksum of each block's LAC statement
             await cluster[other].start()
             monkeypatch.setattr(BookiePool, "_connect", counted)
             began = asyncio.get_running_loop().time()

@@ -89,16 +89,16 @@ async def lose(bookie: BookieProcess) -> None:
     shutil.rmtree(bookie.directory)
 
 
-def flip(directory: Path, payload: bytes) -> None:
-    """Turn a bit of each copy of a payload in a stopped bookie's segments."""
+def flip(directory: Path, payload: bytes, behind: int = 0) -> None:
+    """Turn a bit of each copy of a payload in a stopped bookie's segments, so many bytes behind its start."""
     flipped = 0
     for path in directory.glob("*.segment"):
         with path.open("r+b") as file:
             data = file.read()
             at = data.find(payload)
             while at >= 0:
-                file.seek(at)
-                file.write(bytes([data[at] ^ 1]))
+                file.seek(at + behind)
+                file.write(bytes([data[at + behind] ^ 1]))
                 flipped += 1
                 at = data.find(payload, at + 1)
     assert flipped, f"{payload!r} is in no segment of {directory}"
