@@ -39,8 +39,8 @@ demo_needs := $(if $(filter zk,$(METADATA)),spark,plain)
 # Evaluated in a recipe, once the environment exists: Java may have to come out of it.
 java := JAVA_HOME="$$(.ci/java $(VENV))" && export JAVA_HOME
 
-.PHONY: help demo test test-versions wheel test-wheel check check-style check-types check-types-3.14 check-house sim sim-campaign sim-versions crash-states mutants bench bench-write \
-	bench-peers clean
+.PHONY: help demo test test-versions wheel test-wheel check check-style check-types check-types-3.14 check-house \
+	sim sim-campaign sim-versions crash-states mutants bench bench-write bench-peers clean
 .DEFAULT_GOAL := help
 
 help:

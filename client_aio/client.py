@@ -421,8 +421,8 @@ class Client(LogOperations, UnboundedLedgerOperations):
 
         Adds that some bookie has not answered yet are still sent, also those of closed ledgers. The ack
         quorum may have acknowledged them, and the slowest bookie is to have its copy, too. A bookie that
-        answers none of them for half a second is not waited for any longer, nor one that has answered some of
-        them when they are due (`add_timeout_s`).
+        answers none of them for half a second is not waited for any longer. One that answers some is waited
+        for until they are due (`add_timeout_s`).
 
         Cancelling leaves the close running. A further call waits for it.
 
@@ -438,9 +438,10 @@ class Client(LogOperations, UnboundedLedgerOperations):
             if self._closing is None or self._closing.cancelled():
                 self._closing = asyncio.create_task(self._close())
             await asyncio.wait([closing := self._closing])
-            if not closing.cancelled():  # as by who ends all tasks of a loop
-                closing.result()
-                return
+            if closing.cancelled():
+                continue  # Who ends all tasks of a loop cancels this one, too.
+            closing.result()
+            return
 
     async def _close_from_outside(self, loop: asyncio.AbstractEventLoop) -> None:
         if loop.is_running():

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
@@ -90,7 +91,7 @@ _PIECE_ENTRIES = 4096
 _PIECES_AT_ONCE = 4
 """With a throttle it is one piece at a time: who yields to others has one request under way."""
 _SLOW_S = 1.0
-"""A source that fails after this time is asked no more: each piece would wait for it anew."""
+"""A source that fails after this time is asked in the end only: each piece would wait for it anew."""
 _AWAY_S = 1.0
 """A source that cannot be reached is asked again after so long, and in the end.
 
@@ -150,7 +151,7 @@ class RepairReport:
 
 
 class _Away(NamedTuple):
-    """A source that could not be reached, and why."""
+    """Why a source is not asked until a time of the loop."""
 
     until: float
     reason: str
@@ -238,8 +239,8 @@ class Repair:
                 self._following = 0  # Others may have named the bookie in further fragments meanwhile.
             else:
                 break
-        for failure in self._failed.values():
-            raise failure
+        if self._failed:
+            raise next(iter(self._failed.values()))
         await self._note_whole(metadata)
         is_mark_lifted, mark_left = await self._lift_mark()
         return RepairReport(
@@ -486,8 +487,7 @@ class _Copier:
         self._unanswered: set[str] = set()
         self._has_heard = False  # from a bookie that was asked for entries
         self._has_stored = False  # the target knows what it has to know of the ledger
-        self._hanging: set[str] = set()  # no bookie is waited for twice, neither to connect nor to answer
-        self._away: dict[str, _Away] = {}  # could not be reached lately
+        self._away: dict[str, _Away] = {}  # sources that did not answer
         # The final term fences former writers at a target that never heard of the ledger's end. Fencing a
         # ledger that has a password needs its token.
         can_fence = metadata.is_closed and (metadata.digest == DIGEST_CRC or token is not None)
@@ -536,12 +536,11 @@ class _Copier:
                 return False
             return True
 
-        return any(await asyncio.gather(*map(answers, self._hanging | self._away.keys())))
+        return any(await asyncio.gather(*map(answers, self._away)))
 
     async def _copy_lost(self) -> None:
         """Look once more for the entries that were found nowhere."""
         lost, self.lost = self.lost, LostRuns()
-        self._hanging.clear()
         self._away.clear()
         self._unanswered.clear()
         self.withholding.clear()
@@ -697,8 +696,6 @@ class _Copier:
         return [name for name in dict.fromkeys(order) if name != self._target.bookie_id]
 
     async def _source(self, bookie_id: str) -> BookieConnection:
-        if bookie_id in self._hanging:
-            raise BookieUnavailableError(f"bookie {bookie_id} did not answer", bookie_id=bookie_id)
         away = self._away.get(bookie_id)
         if away is not None and self._loop.time() < away.until:
             raise BookieUnavailableError(away.reason, bookie_id=bookie_id)
@@ -725,7 +722,7 @@ class _Copier:
                 if isinstance(error, NO_ANSWER):
                     self._unanswered.add(bookie_id)
                     if self._loop.time() - asked > _SLOW_S:
-                        self._hanging.add(bookie_id)
+                        self._away[bookie_id] = _Away(math.inf, f"bookie {bookie_id} did not answer")
                 else:
                     self._has_heard = True
                 failures.append(f"{bookie_id}: {error}")

@@ -185,7 +185,7 @@ class EnsembleFinder:
             )
             if len(candidates) < count and not is_fresh:
                 # A bookie that takes adds again says so in its record, which the watch of the list does not
-                # cover.
+                # cover. A creation fails at once, so it goes by nothing older than itself.
                 is_fresh = True
                 with contextlib.suppress(MetadataError):
                     await (directory.refresh_unless_recent() if vacancy.former else directory.refresh())

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Protocol
 from bookie_aio.storage.background_task import BackgroundTask
 from bookie_aio.storage.journal import when_durable
 from bookie_aio.storage.read.reader import (
+    RUNS_AT_ONCE,
     DamagedBlockError,
     UnreadBlockError,
     fetch,
@@ -63,7 +64,6 @@ if TYPE_CHECKING:
     from bookie_aio.storage.segment.segment_set import SegmentSet
     from bookie_aio.wire.blocks import Buffer
 
-_RUNS_AT_ONCE = 256
 _FETCHED_BYTES = 512 * 1024
 _PAGES_AT_ONCE = 16
 _BYTES_PENDING_MAX = 256 * 1024
@@ -385,7 +385,7 @@ class Compactor:
                     return
                 lowest = max(lowest, state.first)
                 sources = await self._lookup.sources(ledger_id, lowest, highest)
-                found, horizon = await gather(sources, lowest, highest, _RUNS_AT_ONCE)
+                found, horizon = await gather(sources, lowest, highest, RUNS_AT_ONCE)
                 lowest, is_touched = await self._copy_runs(segment, ledger_id, found, lowest, horizon, watch)
                 if is_touched:
                     watch.clear()

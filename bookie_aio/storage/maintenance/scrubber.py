@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from bookie_aio.storage.background_task import BackgroundTask
 from bookie_aio.storage.read.reader import (
+    RUNS_AT_ONCE,
     DamagedBlockError,
     StoredCopy,
     UnreadBlockError,
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
     from bookie_aio.storage.segment.segment_set import SegmentSet
 
 _STEP_BYTES = 256 * 1024
-_RUNS_AT_ONCE = 256
 RUNS_MAX = 1 << 40
 """More than any ledger has."""
 
@@ -178,7 +178,7 @@ class Scrubber:
             low, last = found.run.first, found.run.last
             while low <= last:
                 sources = await self._lookup.sources(ledger_id, low, last)
-                copies, horizon = await gather(sources, low, last, _RUNS_AT_ONCE)
+                copies, horizon = await gather(sources, low, last, RUNS_AT_ONCE)
                 for newest in newest_copies(found, copies, horizon):
                     if entry_ids := newest[index_from(newest, low) :]:
                         await read_part(found, ledger_id, entry_ids)

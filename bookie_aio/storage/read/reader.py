@@ -67,7 +67,7 @@ def newest_copies(mine: StoredCopy, found: Sequence[StoredCopy], last: int) -> l
     return runs_of(entry_ids, lost, 0)
 
 
-_RUNS_AT_ONCE = 256
+RUNS_AT_ONCE = 256
 _GAP_BYTES = 4096
 _RANGE_BYTES_MAX = 256 * 1024
 _AHEAD_BYTES = 1024 * 1024
@@ -199,7 +199,7 @@ class Reader:
             entry_id = self._entry_id = entry_ids[at]
             if entry_id > self._horizon:
                 self._found, self._horizon = await gather(
-                    self._sources, entry_id, entry_ids[-1], _RUNS_AT_ONCE
+                    self._sources, entry_id, entry_ids[-1], RUNS_AT_ONCE
                 )
                 self._from = 0
                 await self._fetch(entry_ids[at:])
@@ -304,13 +304,8 @@ class Reader:
         if is_whole and (total <= self._bytes_left or (run.entries == 1 and not self._buffers)):
             try:
                 data = await self._bytes(found, 0, total)
-            except (DamagedBlockError, UnreadBlockError):
-                if run.entries == 1:
-                    raise
-                return await self._take_part(found, 0, wanted)
-            try:
                 block = _parse(found, self._ledger_id, data)
-            except DamagedBlockError:
+            except (DamagedBlockError, UnreadBlockError):
                 return await self._take_part(found, 0, wanted)
             if not block.payload_is_intact():
                 wrong = block.damaged_entries()

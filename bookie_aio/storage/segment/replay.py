@@ -89,8 +89,6 @@ class Replayed:
                 is_damaged = number in group.damaged
                 if is_damaged:
                     self.damaged.add(ledger_id)
-                    if not row.is_plausible():
-                        continue
                 # A damaged block stays listed: those of its entries that are intact may be the last copies.
                 runs = self.index.ledgers.get(ledger_id)
                 if runs is None:
