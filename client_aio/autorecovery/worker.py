@@ -33,6 +33,7 @@ from client_aio.admin.replicas import list_replicas
 from client_aio.autorecovery.abandoned import end_abandoned
 from client_aio.autorecovery.auditor import racks_of, replica_states
 from client_aio.autorecovery.survey import workers_at_once
+from client_aio.bookies.pool import RECENT_S
 from client_aio.core.audit import (
     Seats,
     copies_by_replicas,
@@ -393,7 +394,7 @@ class Worker:
         lost, errors, doubted = 0, [], set(task.doubted)
         found_nowhere = Counter[str]()
         try:
-            await self._context.pool.directory.refresh_unless_recent()
+            await self._context.pool.directory.refresh_since(self._loop.time() - RECENT_S)
             if REASON_ABANDONED in task.reasons:
                 errors += await self._end_abandoned(ledger_id, lost_bookies)
             seats, _ = await self.look(ledger_id, lost_bookies, doubted)

@@ -16,6 +16,7 @@ import logging
 from typing import TYPE_CHECKING, NamedTuple
 
 from client_aio.bookies.connection import BookieConnection
+from client_aio.bookies.pool import RECENT_S
 from client_aio.core.placement import Choice, PlacementPolicy, Seating, eligible, seats_to_leave
 from client_aio.core.quorum import can_acknowledge, indexes_of
 from metadata.awake import awake_wait
@@ -164,6 +165,7 @@ class EnsembleFinder:
 
     async def _fill(self, vacancy: _Vacancy) -> Found:
         directory, seats = self._pool.directory, vacancy.seats
+        began = asyncio.get_running_loop().time()
         directory.refresh_soon()
         kept = {bookie_id for bookie_id in seats if bookie_id is not None}
         # The bookies that lost these seats may be back: they are chosen if there are too few others.
@@ -185,10 +187,10 @@ class EnsembleFinder:
             )
             if len(candidates) < count and not is_fresh:
                 # A bookie that takes adds again says so in its record, which the watch of the list does not
-                # cover. A creation fails at once, so it goes by nothing older than itself.
+                # cover. Who fails at once goes by nothing older than its call.
                 is_fresh = True
                 with contextlib.suppress(MetadataError):
-                    await (directory.refresh_unless_recent() if vacancy.former else directory.refresh())
+                    await directory.refresh_since(began - RECENT_S if vacancy.goes_on_without else began)
                 continue
             seatings = [
                 Seating(seats, vacancy.sizes.write_quorum, candidates, directory.last_known, vacancy.former)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -53,8 +54,8 @@ Result = TypeVar("Result")
 _REFRESH_RETRY_S = 0.5
 _RECORDS_AGE_S = 30.0
 """Records of bookies that are older are read again before the next ensemble but one is chosen."""
-_RECENT_S = 0.1
-"""Who reads the registrations since a bookie is missing shares a read that began no longer ago."""
+RECENT_S = 0.1
+"""Who looks for a bookie again and again is served by a read of the registrations no older than this."""
 _REPORTS_LONGEST_S = 3600.0
 _REPORTS_MAX = 256
 GRACE_S = 0.1
@@ -237,20 +238,25 @@ class BookieDirectory:
             for told in list(self._told.values()):
                 told()
 
-    async def refresh_unless_recent(self) -> None:
-        """Do as `refresh`, unless a read began just now (`_RECENT_S`): it is waited for in its place.
+    async def refresh_since(self, since: float) -> None:
+        """Do as `refresh`, unless a read began at that time of the loop's clock, or later: that one is shared.
 
-        So the load of the metadata store does not grow with the ledgers that wait for a bookie.
+        So the load of the metadata store does not grow with those who look for a bookie at once. What began
+        before `since` says nothing of a bookie that has registered meanwhile.
         """
-        now, reading = self._loop.time(), self._recent
-        if reading is None or now >= self._recent_from + _RECENT_S:
-            self._recent_from = now
-            reading = self._recent = self._loop.create_task(self.refresh(), name="refresh of bookies")
-            reading.add_done_callback(lambda done: done.cancelled() or done.exception())  # is retrieved
+        if self._recent is None or self._recent_from < since:
+            self._recent_from = math.inf  # It has not begun yet, so it is as new as anybody may want.
+            self._recent = self._loop.create_task(self._refresh_shared(), name="refresh of bookies")
+            self._recent.add_done_callback(lambda done: done.cancelled() or done.exception())  # is retrieved
+        reading = self._recent
         await asyncio.wait([reading])
         if reading.cancelled():
             raise MetadataError("the client was closed")
         reading.result()
+
+    async def _refresh_shared(self) -> None:
+        self._recent_from = self._loop.time()
+        await self.refresh()
 
     async def registered(self) -> list[str]:
         """Return the bookies that have a cookie, running or not; none if the store cannot be reached."""
@@ -567,7 +573,7 @@ class BookiePool:
                     error = failure
             tried = addresses
             with contextlib.suppress(MetadataError):
-                await self.directory.refresh_unless_recent()
+                await self.directory.refresh_since(began)
             addresses = self.directory.addresses(bookie_id)
             if addresses == tried:
                 break  # The bookie has not moved: it is down.

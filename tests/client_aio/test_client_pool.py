@@ -133,10 +133,46 @@ async def test_those_who_read_the_registrations_at_once_share_a_read() -> None:
         return await children(key)
 
     store.children = counted  # type: ignore[method-assign]
-    await asyncio.gather(*(directory.refresh_unless_recent() for _ in range(10)))
+    now = asyncio.get_running_loop().time
+    await asyncio.gather(*(directory.refresh_since(now()) for _ in range(10)))
+    assert reads.count(KEY_AVAILABLE) == 1
+    await directory.refresh_since(now() - WAIT_S)
     assert reads.count(KEY_AVAILABLE) == 1
     await directory.refresh()
     assert reads.count(KEY_AVAILABLE) == 2
+    await directory.close()
+    await store.close()
+
+
+async def test_a_shared_read_begins_no_earlier_than_those_who_share_it_ask_for() -> None:
+    """A bookie that registers while a read is under way, or just behind one, is found by the next call."""
+    store = MemoryMetadataStore(MemoryTree())
+    directory = BookieDirectory(store, ClientConfig())
+    now, children = asyncio.get_running_loop().time, store.children
+    is_read, goes_on = asyncio.Event(), asyncio.Event()
+
+    async def slow(key: str) -> list[str]:
+        found = await children(key)
+        is_read.set()
+        await goes_on.wait()
+        return found
+
+    async def register(name: str) -> None:
+        await store.register(f"{KEY_AVAILABLE}/{name}", BookieRecord(name, [f"{name}:1"], "n").to_json())
+
+    store.children = slow  # type: ignore[method-assign]
+    earlier = asyncio.create_task(directory.refresh_since(now()))
+    await is_read.wait()
+    await register("b1")
+    store.children = children  # type: ignore[method-assign]
+    await directory.refresh_since(now())
+    assert list(directory.available) == ["b1"]
+    goes_on.set()
+    await earlier
+    assert list(directory.available) == ["b1"]
+    await register("b2")
+    await directory.refresh_since(now())
+    assert list(directory.available) == ["b1", "b2"]
     await directory.close()
     await store.close()
 

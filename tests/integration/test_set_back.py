@@ -38,12 +38,13 @@ ORDERS = list(itertools.permutations(["b1", "b2", "b3"]))
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Cluster:
-    """Three bookies that sweep all the time; the test starts and ends them."""
+async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
+    """Three bookies that sweep all the time; the test starts them."""
     cluster = Cluster(tmp_path)
     for bookie in cluster.bookies.values():
         bookie.arguments = ["--sweep-interval", "0.2"]
-    return cluster
+    yield cluster
+    await cluster.end()  # also where the test has failed
 
 
 def copy_metadata(folder: Path, name: str) -> None:

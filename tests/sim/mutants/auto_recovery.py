@@ -446,6 +446,12 @@ MUTANTS = [
         note="nothing is lost: the metadata store is kept busy",
     ),
     Mutant(
+        579, "who looks for a bookie is served by a read that began before",
+        (Edit("client_aio.bookies.pool:BookieDirectory.refresh_since", "self._recent_from < since", "False"),),
+        tests=("tests/client_aio/test_client_pool.py", "-k", "begins_no_earlier"),
+        note="an operation fails which would have found the bookie",
+    ),
+    Mutant(
         378, "records of absent entries are left over where all entries are there",
         (Edit("client_aio.autorecovery.worker:Worker._attempt",
               "await self._clear_absent(ledger_id)", "Counter()"),),
