@@ -239,7 +239,7 @@ class BookieDirectory:
                 told()
 
     async def refresh_since(self, since: float) -> None:
-        """Do as `refresh`, unless a read began at that time of the loop's clock, or later: that one is shared.
+        """Do as `refresh`, or share a read that began at that time of the loop's clock, or later.
 
         So the load of the metadata store does not grow with those who look for a bookie at once. What began
         before `since` says nothing of a bookie that has registered meanwhile.

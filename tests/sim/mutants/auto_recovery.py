@@ -447,7 +447,8 @@ MUTANTS = [
     ),
     Mutant(
         579, "who looks for a bookie is served by a read that began before",
-        (Edit("client_aio.bookies.pool:BookieDirectory.refresh_since", "self._recent_from < since", "False"),),
+        (Edit("client_aio.bookies.pool:BookieDirectory.refresh_since",
+              "self._recent_from < since", "False"),),
         tests=("tests/client_aio/test_client_pool.py", "-k", "begins_no_earlier"),
         note="an operation fails which would have found the bookie",
     ),
