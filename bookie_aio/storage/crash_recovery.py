@@ -43,6 +43,7 @@ from bookie_aio.storage.segment.segment import HAS_INDEX, Segment, SegmentRow, U
 from bookie_aio.storage.segment.witness import Claim
 from bookie_aio.wire.blocks import Block
 from metadata.errors import CorruptRecordError, DiskFailedError
+from metadata.ids import NO_ENTRY
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -82,6 +83,7 @@ class RecoveredState:
     marks: Marks = field(default_factory=Marks)  # the marks of earlier starts
     lost_data_of_any_ledger: bool = False  # whether this start has to mark all ledgers
     damaged: set[int] = field(default_factory=set)  # ledgers that this start has to mark
+    harmed: dict[int, int] = field(default_factory=dict)  # as in `Replayed`: these, too
     tail: Group | None = None  # the last group, if nothing proves that it was durable
     previous: tuple[int, int] = (0, 0)  # the newest segment, and the end of its durable groups
     next_id: int = 1
@@ -111,7 +113,10 @@ class RecoveredState:
     def add_losses(self, other: RecoveredState) -> None:
         """Add what was lost as another look at the same files has found, which may have renamed some."""
         self.lost_data_of_any_ledger |= other.lost_data_of_any_ledger
-        self.damaged |= {one for one in other.damaged if one not in self.deleted}
+        unlisted = other.harmed.keys() - self.harmed.keys()  # that look listed what this one does not find
+        self.damaged |= {one for one in (*other.damaged, *unlisted) if one not in self.deleted}
+        for ledger_id in other.harmed.keys() & self.harmed.keys():
+            self.harmed[ledger_id] = max(self.harmed[ledger_id], other.harmed[ledger_id])
         self.next_id = max(self.next_id, other.next_id)
         self.notes[:0] = [note for note in other.notes if note not in self.notes]
 
@@ -121,6 +126,7 @@ class RecoveredState:
             self.ledgers.remove(ledger_id)
         self.ledgers.count()
         self.damaged = {one for one in self.damaged if one not in self.deleted}
+        self.harmed = {one: lac for one, lac in self.harmed.items() if one not in self.deleted}
 
     def first_records(self) -> list[Record]:
         """Return the records that the engine writes first: the tail's, and marks for the damage found.
@@ -147,17 +153,27 @@ class RecoveredState:
             change = Change(form.KIND_MARK, 0, is_for_all=True, number=number)
             row_of_all = form.mark_all_row(number, NO_LEDGER)
             records.append(Record(row_of_all, None, change, _ignore, form.ROW_BYTES))
-        for ledger_id in sorted(self.damaged):
-            number = self.state(ledger_id).marked = self.marks.draw()
-            change = Change(form.KIND_MARK, ledger_id, number=number)
-            records.append(Record(form.mark_row(ledger_id, number), None, change, _ignore, form.ROW_BYTES))
+        for ledger_id in sorted({*self.damaged, *self.harmed}):
+            number, is_of_listed = self.marks.draw(), not self._is_in_doubt(ledger_id)
+            self.state(ledger_id).mark(number, is_of_listed=is_of_listed)
+            change = Change(form.KIND_MARK, ledger_id, number=number, is_of_listed=is_of_listed)
+            row = form.mark_row(ledger_id, number, is_of_listed=is_of_listed)
+            records.append(Record(row, None, change, _ignore, form.ROW_BYTES))
         return records
+
+    def _is_in_doubt(self, ledger_id: int) -> bool:
+        """Return whether this start found more damage of a ledger than of what is listed."""
+        if ledger_id in self.damaged:
+            return True
+        return self.state(ledger_id).has_forgotten(self.harmed.get(ledger_id, NO_ENTRY))
 
     def _is_marked_anew(self, row: form.Row) -> bool:
         """Return whether this start makes a mark that stands for an earlier one as well."""
         if row.is_of_all:
             return self.lost_data_of_any_ledger and row.lac == NO_LEDGER
-        return row.ledger_id in self.damaged
+        if row.ledger_id not in self.damaged and row.ledger_id not in self.harmed:
+            return False
+        return row.is_of_listed or self._is_in_doubt(row.ledger_id)
 
 
 def _event_of(row: form.Row, body: memoryview) -> Block | Change:
@@ -174,6 +190,7 @@ def _event_of(row: form.Row, body: memoryview) -> Block | Change:
         last=row.last_ledger,
         number=row.first if row.kind in (form.KIND_MARK, form.KIND_LIFT) else 0,
         bound=row.lac if row.is_of_all else NO_LEDGER,
+        is_of_listed=row.is_of_listed,
     )
 
 
@@ -288,7 +305,7 @@ class CrashRecovery:
         for why in files.contradictions(next_segment):
             found.lose_all(why)
         await self._open(sorted(on_disk | set(files.rows)))
-        if self._given_up and (found.lost_data_of_any_ledger or found.damaged):
+        if self._given_up and (found.lost_data_of_any_ledger or found.damaged or found.harmed):
             raise _GivenUpSegmentsError
         found.unlisted += self._given_up
         found.drop_deleted()
@@ -621,8 +638,7 @@ class CrashRecovery:
                 found.used.append((segment.path, form.DATA_OFFSET))
                 continue
             replayed.append((segment, result))
-            is_damaged = result.damaged or result.lost_data_of_any_ledger
-            if may_be_cut and not is_damaged:  # a damaged segment may be needed as proof
+            if may_be_cut and not result.has_damage:  # a damaged segment may be needed as proof
                 found.used.append((segment.path, result.written))
         for segment, result in reversed(replayed):
             await self._apply(segment, result)
@@ -644,7 +660,7 @@ class CrashRecovery:
         if size < capacity and (segment_id in self._files.rows or result.previous is not None):
             found.lose_all(f"segment {segment_id} has {size} bytes, and its header says {capacity}")
             result.lost_data_of_any_ledger = True
-        if segment_id in self._unread_indexes and (result.damaged or result.lost_data_of_any_ledger):
+        if segment_id in self._unread_indexes and result.has_damage:
             raise self._unread_indexes[segment_id]  # the index may list what was there
         if result.checkpoint > self._newest and self._is_trusted:
             raise _NewerCheckpointError(result.checkpoint)
@@ -675,11 +691,13 @@ class CrashRecovery:
         if result.lost_data_of_any_ledger and not found.lost_data_of_any_ledger:
             found.lose_all(f"segment {segment.segment_id} has groups that cannot be read")
         found.marks.learn_from(result, found.state)
-        for ledger_id in result.damaged:
+        for ledger_id in {*result.damaged, *result.harmed}:
             if not found.state(ledger_id).is_marked:
                 found.notes.append(f"segment {segment.segment_id} has damaged data of ledger {ledger_id}")
-            # Also where it is marked: a client may be about to have that mark lifted, and not this one.
-            found.damaged.add(ledger_id)
+        # Also where they are marked: a client may be about to have that mark lifted, and not this one.
+        found.damaged |= result.damaged
+        for ledger_id, lac in result.harmed.items():
+            found.harmed[ledger_id] = max(lac, found.harmed.get(ledger_id, NO_ENTRY))
         for ledger_id, term in result.terms.items():
             state = found.state(ledger_id)
             state.term = max(state.term, term)

@@ -457,20 +457,24 @@ class Engine:
         row = form.statement_row(ledger_id, statement)
         self._accept(ledger_id, Record(row, statement.mac or None, change, done, size))
 
-    def append_mark(self, ledger_id: int, done: Done) -> None:
+    def append_mark(self, ledger_id: int, done: Done, *, is_of_listed: bool = False) -> None:
         """Accept the mark that data of this ledger was lost (rule 4).
 
         Raises DiskFullError. The mark counts in memory then, and with the next checkpoint.
+
+        Args:
+            is_of_listed: all that was lost are entries that an index lists.
         """
         number = self._ledgers.marks.draw()
-        change = Change(form.KIND_MARK, ledger_id, number=number)
+        change = Change(form.KIND_MARK, ledger_id, number=number, is_of_listed=is_of_listed)
+        row = form.mark_row(ledger_id, number, is_of_listed=is_of_listed)
         try:
-            state = self._accept_change(form.mark_row(ledger_id, number), change, done)
+            state = self._accept_change(row, change, done)
         except DiskFullError:
             if not self.is_deleted(ledger_id):
-                self._ledgers.state(ledger_id).marked = number
+                self._ledgers.state(ledger_id).mark(number, is_of_listed=is_of_listed)
             raise
-        state.marked = number  # from now on, durable or not
+        state.mark(number, is_of_listed=is_of_listed)  # from now on, durable or not
 
     def append_lock(self, ledger_id: int, lock: bytes, done: Done) -> None:
         """Accept a ledger's lock, which counts from this call on, durable or not. Raises DiskFullError."""
@@ -601,6 +605,16 @@ class Engine:
         if not marks.number:
             return state is not None and state.marked > state.lifted
         return marks.of(ledger_id, state) > 0
+
+    def is_in_doubt(self, ledger_id: int) -> bool:
+        """Return whether this bookie may have had entries or fences of the ledger that it does not list.
+
+        It denies no entry then, and takes no ordinary adds. Other damage is of entries that it lists.
+        """
+        state, marks = self._ledgers.get(ledger_id), self._ledgers.marks
+        if not marks.number:
+            return state is not None and state.doubted > state.lifted
+        return marks.is_in_doubt(ledger_id, state)
 
     def last_entry(self, ledger_id: int) -> int:
         """Return the highest entry that is durable and indexed, or −1."""

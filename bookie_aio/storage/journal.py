@@ -88,6 +88,7 @@ class Change(NamedTuple):
     last: int = -1  # of KIND_TOMBSTONE for a range of ledgers: the last one
     number: int = 0  # of KIND_MARK, KIND_LIFT
     bound: int = -1  # of these for all ledgers: the highest ledger concerned, −1 where it is unknown
+    is_of_listed: bool = False  # of KIND_MARK: it concerns listed entries only
 
 
 class Record(NamedTuple):

@@ -314,7 +314,8 @@ class ReadLac(Message):
 class ReadLacAnswer(Message):
     """The highest LAC statement that the bookie has, and the highest entry that it holds (−1: none).
 
-    With `is_damaged` the bookie has lost data of the ledger, and may have had a higher statement or entry.
+    With `is_damaged` the bookie has lost data of the ledger, and may have had a higher statement or entry. It
+    is not set where all that is damaged are entries that the bookie lists.
     """
 
     op = Op.READ_LAC
@@ -357,7 +358,10 @@ class ListEntries(Message):
 
 @dataclass(slots=True)
 class ListEntriesAnswer(Message):
-    """The rows are in the body (`bookie_aio.wire.listing`). `next_entry` −1: there are no more."""
+    """The rows are in the body (`bookie_aio.wire.listing`). `next_entry` −1: there are no more.
+
+    With `is_damaged` the ledger has a mark: entries were lost, among those that are listed, or others.
+    """
 
     op = Op.LIST_ENTRIES
     schema = (_LAC, _FLAG)

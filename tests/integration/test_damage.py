@@ -109,8 +109,8 @@ async def test_a_damaged_entry_is_unknown_for_good_and_read_elsewhere(tmp_path: 
         flip_first(path, b"entry 31entry 32")
         await cluster[bookie_id].start()
         assert await stop_of(client, bookie_id, ledger_id, 31) is Stop.UNKNOWN
-        # Whatever else it does not have, it may have had.
-        assert await stop_of(client, bookie_id, ledger_id, 50) is Stop.UNKNOWN
+        # It lists all that it had, so whatever else it does not have, it never had.
+        assert await stop_of(client, bookie_id, ledger_id, 50) is Stop.NO_SUCH_ENTRY
         assert await stop_of(client, bookie_id, other_id, 50) is Stop.NO_SUCH_ENTRY
         for one in (ledger_id, other_id):
             assert [data for _, data in await everything(client, one)] == [b"entry %d" % n for n in range(50)]
@@ -119,7 +119,35 @@ async def test_a_damaged_entry_is_unknown_for_good_and_read_elsewhere(tmp_path: 
         assert await is_damaged(client, bookie_id, ledger_id)
         assert not await is_damaged(client, bookie_id, other_id)
         assert (await ledgers_of(client, bookie_id))["damaged"] == 1
-        assert await stop_of(client, bookie_id, ledger_id, 50) is Stop.UNKNOWN
+        assert await stop_of(client, bookie_id, ledger_id, 31) is Stop.UNKNOWN
+        assert await stop_of(client, bookie_id, ledger_id, 50) is Stop.NO_SUCH_ENTRY
+
+
+@pytest.mark.parametrize("how", ["kill", "end"])
+async def test_a_damaged_entry_on_each_of_two_bookies_keeps_nobody_from_a_takeover(
+    tmp_path: Path, how: str
+) -> None:
+    """Two of three bookies, each with one damaged entry, find the end together, and take adds again."""
+    async with Cluster(tmp_path) as cluster, client_aio.connect(cluster.uri) as client:
+        ledger = await client.create_ledger()
+        assert await ledger.add_entries([b"entry %d" % n for n in range(20)]) == (0, 19)
+        assert await ledger.add_entry(PRECIOUS) == 20
+        assert await ledger.add_entries([b"entry %d" % n for n in range(21, 50)]) == (21, 49)
+        await fill(client)  # acknowledged by all three, behind the ledger's entries
+        await ledger.abort()
+        hurt = {"b1": b"entry 7entry 8", "b2": b"entry 31entry 32"}
+        for name, payload in hurt.items():
+            await stop(cluster[name], how)
+            flip_first(cluster[name].directory, payload)
+            await cluster[name].start()
+        for name, entry_id in (("b1", 7), ("b2", 31)):
+            assert await stop_of(client, name, ledger.ledger_id, entry_id) is Stop.UNKNOWN
+            assert await is_damaged(client, name, ledger.ledger_id)
+        await cluster["b3"].kill()
+        async with client.open_ledger(ledger.ledger_id, recover=True) as reader:
+            assert reader.last_add_confirmed == 49
+        entries = [data for _, data in await everything(client, ledger.ledger_id)]
+        assert entries == [PRECIOUS if n == 20 else b"entry %d" % n for n in range(50)]
 
 
 def flip_first(directory: Path, payload: bytes) -> None:

@@ -47,9 +47,9 @@ def test_nothing_is_acknowledged_behind_the_end_by_older_metadata() -> None:
 
 def test_a_ledger_that_bookies_were_made_to_forget_need_not_be_closed() -> None:
     history, record, _ = _of_before(5)
-    history.words.is_damaged("b1", 7)
+    history.words.is_in_doubt("b1", 7)
     assert not older_metadata.cannot_be_closed(history, record, "b1")
-    history.words.is_damaged("b2", 7)
+    history.words.is_in_doubt("b2", 7)
     assert older_metadata.cannot_be_closed(history, record, "b1")
     assert record.is_excused
 

@@ -267,7 +267,7 @@ class AddHandler:
             self._fence.refuse_term(peer, Op.ADD, request_id, held)
             return None
         if request.flags != _RECOVERY:
-            if engine.is_damaged(ledger_id):
+            if engine.is_in_doubt(ledger_id):
                 reason = f"this bookie lost data of ledger {ledger_id} and takes no ordinary adds to it"
                 self._responder.refuse(peer, Op.ADD, request_id, Status.DATA_LOST, reason)
                 return None

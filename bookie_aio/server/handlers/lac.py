@@ -390,7 +390,7 @@ class LacHandler:
             self._responder.refuse_deleted(peer, Op.READ_LAC, request_id, reason)
             return
         answer = ReadLacAnswer(
-            engine.statement(ledger_id), engine.last_entry(ledger_id), engine.is_damaged(ledger_id)
+            engine.statement(ledger_id), engine.last_entry(ledger_id), engine.is_in_doubt(ledger_id)
         )
         peer.send(encode_frame(encode_answer(Op.READ_LAC, request_id, answer)))
 

@@ -27,7 +27,8 @@ Little-endian:
              written to, or nothing is known), u64 lowest, u64 highest ledger in its index, u64 flags (1: it
              is sealed; else both ledgers are 0)
       …  ranges × 16 bytes:  u64 first, u64 last id of deleted ledgers, ascending
-      …  ledgers × 160 bytes: u64 ledger_id, u64 term, i64 highest entry, u32 flags (1: marked, 2: locked),
+      …  ledgers × 160 bytes: u64 ledger_id, u64 term, i64 highest entry, u32 flags (1: marked, 2: locked,
+             4: evicted once, 8: the marks that count concern listed entries only),
              u32 code's bytes (all ones: no statement), u64 content term, i64 LAC, i64 LAFR,
              u32 crc, u32 reserved, 32s code, 32s lock, u64 the segment from which on entries count,
              i64 the first entry that is kept, u64 the highest number of a mark of this ledger, u64 the
@@ -52,6 +53,7 @@ from bookie_aio.storage.segment.format import UnknownVersionError
 from bookie_aio.storage.segment.segment import SegmentRow
 from bookie_aio.wire.blocks import LacStatement
 from metadata.errors import CorruptRecordError
+from metadata.ids import NO_ENTRY
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -149,6 +151,7 @@ _COVERED_FROM = 8
 _FLAG_DAMAGED = 1
 _FLAG_LOCKED = 2
 _FLAG_EVICTED = 4
+_FLAG_OF_LISTED = 8
 _NO_STATEMENT = 0xFFFFFFFF
 LEDGER_BYTES = _LEDGER.size
 assert (_HEAD.size, _SEGMENT.size, LEDGER_BYTES) == (72, 48, 160)
@@ -158,8 +161,8 @@ class LedgerState:
     """The state of a ledger, beside the places of its entries."""
 
     __slots__ = (
-        "accepted", "first", "last_entry", "lifted", "lock", "marked", "since", "statement", "term",
-        "was_evicted",
+        "accepted", "doubted", "first", "last_entry", "lifted", "lock", "marked", "since", "statement",
+        "term", "was_evicted",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -167,6 +170,7 @@ class LedgerState:
         self.last_entry = -1
         self.statement: LacStatement | None = None
         self.marked = 0  # the highest number of a mark of this ledger, perhaps not durable yet
+        self.doubted = 0  # the highest of one that does not concern listed entries only
         self.lifted = 0  # the highest number of a mark that was lifted, and is durable
         self.lock = b""  # checked against a request's token, perhaps not durable yet; empty: none
         self.accepted = 0  # the number of the last record accepted for it
@@ -179,11 +183,27 @@ class LedgerState:
         """Return whether a mark of this ledger counts; a mark of all ledgers may count beside it."""
         return self.marked > self.lifted
 
+    @property
+    def is_in_doubt(self) -> bool:
+        """Return whether a mark counts by which entries may have been lost that nothing lists."""
+        return self.doubted > self.lifted
+
+    def mark(self, number: int, *, is_of_listed: bool = False) -> None:
+        """Take a mark of this ledger."""
+        self.marked = max(self.marked, number)
+        if not is_of_listed:
+            self.doubted = max(self.doubted, number)
+
+    def has_forgotten(self, lac: int) -> bool:
+        """Return whether a LAC that was stated here is higher than any that is known."""
+        return lac > (NO_ENTRY if self.statement is None else self.statement.lac)
+
     def raise_to(self, other: LedgerState) -> None:
         """Take in another state of the same ledger, older or newer: each value only grows."""
         self.term = max(self.term, other.term)
         self.last_entry = max(self.last_entry, other.last_entry)
         self.marked, self.lifted = max(self.marked, other.marked), max(self.lifted, other.lifted)
+        self.doubted = max(self.doubted, other.doubted)
         self.lock = self.lock or other.lock
         self.since = max(self.since, other.since)
         self.first = max(self.first, other.first)
@@ -219,9 +239,14 @@ def pack_state(ledger_id: int, state: LedgerState) -> bytes:
     """Return a ledger's row."""
     statement = state.statement
     term, lac, lafr, crc, mac = statement or (0, 0, 0, 0, b"")
+    flags = (
+        _FLAG_DAMAGED * state.is_marked
+        | _FLAG_LOCKED * bool(state.lock)
+        | _FLAG_EVICTED * state.was_evicted
+        | _FLAG_OF_LISTED * (not state.is_in_doubt)
+    )
     return _LEDGER.pack(
-        ledger_id, state.term, state.last_entry,
-        _FLAG_DAMAGED * state.is_marked | _FLAG_LOCKED * bool(state.lock) | _FLAG_EVICTED * state.was_evicted,
+        ledger_id, state.term, state.last_entry, flags,
         _NO_STATEMENT if statement is None else len(mac), term, lac, lafr, crc, 0, mac, state.lock,
         state.since, state.first, state.marked, state.lifted,
     )  # fmt: skip
@@ -240,6 +265,8 @@ def _state_of(fields: tuple[Any, ...]) -> LedgerState:
     state = LedgerState()
     state.term, state.last_entry, state.since, state.first = term, last_entry, since, first
     state.marked, state.lifted = marked, lifted
+    # Marks that were in doubt once, and were lifted, count no more. So one number tells both.
+    state.doubted = 0 if flags & _FLAG_OF_LISTED else marked
     state.lock = lock if flags & _FLAG_LOCKED else b""
     # Directories of before the flag have only the second form.
     state.was_evicted = bool(flags & _FLAG_EVICTED) or (since > 0 and last_entry < 0)

@@ -197,7 +197,7 @@ class LedgerStates:
             assert change.statement is not None
             state.learn_statement(change.statement)
         elif change.kind == form.KIND_MARK:
-            state.marked = max(state.marked, change.number)
+            state.mark(change.number, is_of_listed=change.is_of_listed)
         elif change.kind == form.KIND_LIFT:
             state.term = max(state.term, change.term)
             state.lifted = max(state.lifted, change.number)

@@ -5,6 +5,10 @@ and marks of all ledgers. A mark of all ledgers is *bounded* by the highest ledg
 at the time of the loss. Ledgers with a higher id cannot have lost anything. A start finds damage before it
 can ask for that id. So the mark is unbounded at first, and concerns every id until it is bounded.
 
+A mark of one ledger *concerns listed entries only* where a block fails whose entries are known by an index.
+Each of them is answered with *unknown*, and nothing else was forgotten. By any other mark the ledger is *in
+doubt*: entries may have been lost that nothing lists, and fences.
+
 A mark is lifted when the bookie holds all that it owes of the ledger again. A *lift* names the highest number
 that it lifts. So damage that is found later, under a higher number, is not lifted with it.
 
@@ -53,6 +57,7 @@ class MarkedState(Protocol):
     """The state of a ledger (`checkpoint.LedgerState`), as far as marks are concerned."""
 
     marked: int
+    doubted: int
     lifted: int
 
 
@@ -167,6 +172,7 @@ class Marks:
         for ledger_id, number in replayed.marks.items():
             one = state(ledger_id)
             one.marked = max(one.marked, number)
+            one.doubted = max(one.doubted, replayed.doubts.get(ledger_id, 0))
             self.learn(number)
         for ledger_id, number in replayed.lifts.items():
             one = state(ledger_id)
@@ -190,6 +196,16 @@ class Marks:
             return number
         number = max(number, state.marked)
         return number if number > state.lifted else 0
+
+    def is_in_doubt(self, ledger_id: int, state: MarkedState | None) -> bool:
+        """Return whether entries of the ledger may have been lost that nothing lists.
+
+        A mark of all ledgers leaves no other conclusion.
+        """
+        number = self.number if ledger_id <= self.bound else 0
+        if state is None:
+            return number > 0
+        return max(number, state.doubted) > state.lifted
 
     def is_fenced(self, ledger_id: int, state: MarkedState | None) -> bool:
         """Return whether the ledger counts as fenced, since its marks ended with those of all ledgers."""

@@ -24,6 +24,7 @@ from bookie_aio.storage.segment.format import DATA_OFFSET
 from bookie_aio.storage.segment.replay import Replayed, replay_segment
 from bookie_aio.storage.segment.segment import SegmentRow, UnreadIndexError
 from metadata.errors import CorruptRecordError, DiskFailedError, DiskFullError
+from metadata.ids import NO_ENTRY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -254,7 +255,7 @@ class IndexRebuilder:
                 return False
             found = await self._replay(segment)
             is_unread = found.unread is not None
-            if found.damaged or found.lost_data_of_any_ledger:
+            if found.has_damage:
                 # An intact index lists blocks of groups whose heads are damaged, which the segment does not.
                 # So an intact index is kept, and the disk's failing to read it for a while marks nothing.
                 try:
@@ -274,9 +275,12 @@ class IndexRebuilder:
             if found.lost_data_of_any_ledger:
                 marks.learn_mark(marks.draw(), NO_LEDGER)
                 self._health.lose_data_of_any_ledger()
-            for ledger_id in found.damaged:
+            for ledger_id in {*found.damaged, *found.harmed}:
                 if self._ledgers.get(ledger_id) is not None:
-                    self._ledgers.state(ledger_id).marked = marks.draw()
+                    state = self._ledgers.state(ledger_id)
+                    lac = found.harmed.get(ledger_id, NO_ENTRY)
+                    is_of_listed = ledger_id not in found.damaged and not state.has_forgotten(lac)
+                    state.mark(marks.draw(), is_of_listed=is_of_listed)
             await self._segments.unseal(segment, found.index)
             self._sealer.add_unsealed(segment)
         await self._sealer.seal_guarded()

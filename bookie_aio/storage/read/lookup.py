@@ -33,10 +33,10 @@ class DamageMarker(Protocol):
     def is_closed(self) -> bool:
         """Return whether nothing can be marked any more."""
 
-    def is_damaged(self, ledger_id: int) -> bool:
-        """Return whether data of the ledger was lost."""
+    def is_in_doubt(self, ledger_id: int) -> bool:
+        """Return whether entries of the ledger may have been lost that nothing lists."""
 
-    def append_mark(self, ledger_id: int, done: Done) -> None:
+    def append_mark(self, ledger_id: int, done: Done, *, is_of_listed: bool = False) -> None:
         """Accept a mark."""
 
     def barrier(self, done: Done) -> None:
@@ -88,7 +88,7 @@ class Lookup:
             try:
                 sources = await self.sources(ledger_id, low, high)
                 reader = Reader(ledger_id, sources, content_term, bytes_max)
-                found = await reader.read(entry_ids, self._damage_marker.is_damaged(ledger_id))
+                found = await reader.read(entry_ids, self._damage_marker.is_in_doubt(ledger_id))
                 if reader.is_cold and found.stop is Stop.BUDGET:
                     # A scan that reads from the device: the blocks of its next read are fetched ahead.
                     for segment, ranges in reader.ahead():
@@ -137,7 +137,7 @@ class Lookup:
         return await self._rebuild_index(error.segment)
 
     async def mark(self, ledger_id: int, cause: Exception) -> None:
-        """Mark a ledger damaged, and wait until the mark is durable (rule 4).
+        """Mark a ledger of which a listed block is damaged, and wait until the mark is durable (rule 4).
 
         Without space for the mark the ledger counts as damaged until the next start, which finds the damage
         again. Cancelled, the mark is still written.
@@ -158,7 +158,7 @@ class Lookup:
 
         try:
             if needs_mark:
-                self._damage_marker.append_mark(ledger_id, done)
+                self._damage_marker.append_mark(ledger_id, done, is_of_listed=True)
             else:
                 self._damage_marker.barrier(done)
         except DiskFullError:

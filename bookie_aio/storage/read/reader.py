@@ -179,8 +179,12 @@ class Reader:
         """Return what was read before a damaged block was met."""
         return ReadResult(self._buffers, Stop.UNKNOWN, self._entry_id)
 
-    async def read(self, entry_ids: range, is_damaged: bool) -> ReadResult:
+    async def read(self, entry_ids: range, is_in_doubt: bool) -> ReadResult:
         """Read the entries.
+
+        Args:
+            entry_ids: the entries.
+            is_in_doubt: entries may have been lost that nothing lists, so none is denied.
 
         Raises:
             DamagedBlockError: rule 4 applies.
@@ -205,7 +209,7 @@ class Reader:
                 await self._fetch(entry_ids[at:])
             best = self._best(entry_id)
             if best is None or best.content_term < self._content_term:
-                stop = Stop.UNKNOWN if is_damaged else Stop.NO_SUCH_ENTRY
+                stop = Stop.UNKNOWN if is_in_doubt else Stop.NO_SUCH_ENTRY
                 return ReadResult(self._buffers, stop, entry_id)
             if best.content_term > self._content_term:
                 return ReadResult(self._buffers, Stop.STALE_METADATA, entry_id)

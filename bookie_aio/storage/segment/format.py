@@ -41,8 +41,8 @@ Group:
 Row:
 
       0  u16  kind         1 block, 2 term, 3 statement, 4 mark, 5 tombstone, 6 trim, 7 lock, 8 forget, 9 lift
-      2  u16  flags        mark, lift: 1 of all ledgers; block: 1 it states no LAC;
-                           tombstone: 1 of a range of ledgers
+      2  u16  flags        mark, lift: 1 of all ledgers; mark: 2 of listed entries only;
+                           block: 1 it states no LAC; tombstone: 1 of a range of ledgers
       4  u32  head_bytes   block: its head; else 0
       8  u32  rest_bytes   block: its payload; statement: its code; lock: 32; else 0
      12  u32  entries      block
@@ -100,6 +100,8 @@ KIND_LIFT = 9
 KINDS = frozenset(range(KIND_BLOCK, KIND_LIFT + 1))
 OF_ALL = 1
 """The flag of a mark or a lift of all ledgers, and of the tombstones of a range of ledgers."""
+OF_LISTED = 2
+"""The flag of a mark of one ledger: what is damaged is listed, so nothing else was forgotten."""
 STATES_NOTHING = 1
 """A block's flag: the bookie must not state its LAC, which is not from the writer."""
 ROW_FLAGS_AT = 2
@@ -190,6 +192,11 @@ class Row(NamedTuple):
         return self.kind in (KIND_MARK, KIND_LIFT) and bool(self.flags & OF_ALL)
 
     @property
+    def is_of_listed(self) -> bool:
+        """Return whether the row is a mark that concerns listed entries only."""
+        return self.kind == KIND_MARK and bool(self.flags & OF_LISTED)
+
+    @property
     def last_ledger(self) -> int:
         """Return the last ledger that the row concerns: of a tombstone perhaps above the first."""
         return self.first if self.kind == KIND_TOMBSTONE and self.flags & OF_ALL else self.ledger_id
@@ -244,9 +251,10 @@ def statement_row(ledger_id: int, statement: LacStatement) -> bytes:
     )  # fmt: skip
 
 
-def mark_row(ledger_id: int, number: int) -> bytes:
-    """Return the row of the mark that data of this ledger was lost."""
-    return _ROW.pack(KIND_MARK, 0, 0, 0, 0, 0, 0, 0, 0, ledger_id, 0, number, 0)
+def mark_row(ledger_id: int, number: int, *, is_of_listed: bool = False) -> bytes:
+    """Return the row of the mark that data of this ledger was lost; `is_of_listed`: of listed entries."""
+    flags = OF_LISTED if is_of_listed else 0
+    return _ROW.pack(KIND_MARK, flags, 0, 0, 0, 0, 0, 0, 0, ledger_id, 0, number, 0)
 
 
 def mark_all_row(number: int, bound: int) -> bytes:

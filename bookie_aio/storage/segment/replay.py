@@ -11,7 +11,8 @@ such proofs:
 
 Then:
 
-- A body that fails its checksum in a proven group: the ledger is damaged.
+- A body that fails its checksum in a proven group: the ledger is damaged. The row of a block still lists its
+  entries. What may be forgotten is the LAC that the body stated, unless a later one is known.
 - A group whose header or rows fail, below a proven end: nobody knows whose records they were, so every ledger
   is damaged. The walk goes on at the next bytes that are a group's head by magic, checksum, segment id,
   generation and own offset at once. The generation is random and never leaves the bookie, so that no payload
@@ -69,15 +70,31 @@ class Replayed:
     trims: dict[int, int] = field(default_factory=dict)
     forgotten: set[int] = field(default_factory=set)
     damaged: set[int] = field(default_factory=set)
-    """Ledgers of which data is damaged here. Marks that stand in the segment are below."""
+    """Ledgers of which more was lost here than `harmed` tells. Marks that stand in the segment are below."""
+    harmed: dict[int, int] = field(default_factory=dict)
+    """Ledgers with damaged blocks or statements, and the highest LAC in these; −1 for none.
+
+    Damaged blocks are listed."""
     lost_data_of_any_ledger: bool = False
     """Whether groups cannot be read, so that data of any ledger is damaged here."""
     marks: dict[int, int] = field(default_factory=dict)
+    doubts: dict[int, int] = field(default_factory=dict)
+    """Those of the marks that do not concern listed entries only."""
     lifts: dict[int, int] = field(default_factory=dict)
     marks_of_all: list[tuple[int, int]] = field(default_factory=list)  # number, bound
     ends_of_all: list[tuple[int, int]] = field(default_factory=list)  # number, the highest fenced id
     unread: DiskFailedError | None = None
     """How the disk failed to read some of the segment, which may be intact."""
+
+    @property
+    def has_damage(self) -> bool:
+        """Return whether any data is damaged here."""
+        return bool(self.damaged or self.harmed or self.lost_data_of_any_ledger)
+
+    def _harm(self, row: form.Row) -> None:
+        """Note that the body of a block or a statement is damaged."""
+        lac = -1 if row.kind == form.KIND_BLOCK and row.flags & form.STATES_NOTHING else row.lac
+        self.harmed[row.ledger_id] = max(lac, self.harmed.get(row.ledger_id, -1))
 
     def apply(self, group: Group) -> None:
         """Add the effects of a proven group."""
@@ -88,7 +105,7 @@ class Replayed:
             if row.kind == form.KIND_BLOCK:
                 is_damaged = number in group.damaged
                 if is_damaged:
-                    self.damaged.add(ledger_id)
+                    self._harm(row)
                 # A damaged block stays listed: those of its entries that are intact may be the last copies.
                 runs = self.index.ledgers.get(ledger_id)
                 if runs is None:
@@ -108,7 +125,7 @@ class Replayed:
                 self.terms[ledger_id] = max(row.term, self.terms.get(ledger_id, 0))
             elif row.kind == form.KIND_STATEMENT:
                 if number in group.damaged:
-                    self.damaged.add(ledger_id)
+                    self._harm(row)
                     continue
                 known = self.statements.get(ledger_id)
                 if known is None or (row.lac, row.first) > (known.lac, known.lafr):
@@ -131,6 +148,8 @@ class Replayed:
                     self.marks_of_all.append((row.first, row.lac))
                 else:
                     self.marks[ledger_id] = max(row.first, self.marks.get(ledger_id, 0))
+                    if not row.is_of_listed:
+                        self.doubts[ledger_id] = max(row.first, self.doubts.get(ledger_id, 0))
             elif row.kind == form.KIND_LIFT:
                 if row.is_of_all:
                     self.ends_of_all.append((row.first, row.lac))

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from bookie_aio.server.dispatcher import Authoriser
+    from bookie_aio.storage.engine import Engine
     from metadata.store import MetadataStore
 
 STORAGE = StorageConfig(
@@ -38,6 +39,12 @@ STORAGE = StorageConfig(
 
 LEDGERS_GIVEN_OUT = 2**61
 """The ids that a test may use without drawing them are below this one."""
+
+
+def engine_of(bookie: Bookie) -> Engine:
+    """Return the storage of a bookie that has started."""
+    assert bookie._engine is not None
+    return bookie._engine
 
 
 class Bookies:

@@ -31,14 +31,13 @@ from bookie_aio.wire.messages import (
     encode_request,
 )
 from metadata.ids import TERM_FINAL
-from tests.bookie_aio.server.conftest import LEDGERS_GIVEN_OUT
+from tests.bookie_aio.server.conftest import LEDGERS_GIVEN_OUT, engine_of
 from tests.support.rawclient import Answer, RawClient, block, hello, lac_statement
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from bookie_aio.server.bookie import Bookie
-    from bookie_aio.storage.engine import Engine
     from bookie_aio.wire.blocks import Block
     from tests.bookie_aio.server.conftest import Bookies
 
@@ -71,11 +70,6 @@ async def statuses(futures: Sequence[asyncio.Future[Answer]]) -> list[Status]:
 async def settle(client: RawClient) -> None:
     for _ in range(3):
         assert (await client.call(Ping())).status is Status.OK
-
-
-def engine_of(bookie: Bookie) -> Engine:
-    assert bookie._engine is not None
-    return bookie._engine
 
 
 async def prepare(bookies: Bookies, bookie: Bookie) -> RawClient:

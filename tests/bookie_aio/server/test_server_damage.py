@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
+from bookie_aio.storage.journal import when_durable
 from bookie_aio.wire.messages import (
     NO_TERM,
     AddFlag,
@@ -14,10 +16,12 @@ from bookie_aio.wire.messages import (
     Read,
     ReadAnswer,
     ReadLac,
+    ReadLacAnswer,
     Status,
     Stop,
 )
 from metadata.ids import TERM_FINAL
+from tests.bookie_aio.server.conftest import engine_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,7 +56,35 @@ async def stop_of(client: RawClient, request: Read) -> tuple[int, int]:
     return answer.stop, answer.stop_entry
 
 
-async def test_what_is_damaged_on_the_disk_is_unknown_and_never_a_negative(
+async def is_in_doubt(client: RawClient) -> bool:
+    answer = (await client.call(ReadLac(7, NO_TERM, -1, 0))).message
+    assert isinstance(answer, ReadLacAnswer)
+    return answer.is_damaged
+
+
+async def test_an_entry_that_is_listed_and_damaged_is_unknown_and_no_other_one(
+    bookies: Bookies, bookie: Bookie, client: RawClient, tmp_path: Path
+) -> None:
+    """What the bookie lists is all that it had: it has lost the bytes of one entry, and forgotten nothing."""
+    assert (await client.add(7, 0, [PAYLOAD])).status is Status.OK
+    assert (await client.add(7, 1, [b"behind it"])).status is Status.OK
+    damage(tmp_path / "b1")
+    assert await stop_of(client, read(0, 0)) == (Stop.UNKNOWN, 0)
+    for _ in range(2):
+        assert await stop_of(client, read(5, 5)) == (Stop.NO_SUCH_ENTRY, 5)
+        assert not await is_in_doubt(client)
+        listing = (await client.call(ListEntries(7, 0))).message
+        assert isinstance(listing, ListEntriesAnswer)
+        assert listing.is_damaged
+        assert engine_of(bookie).is_damaged(7)
+        await bookie.close()
+        bookie = await bookies.start()
+        client = await bookies.connect(bookie)
+    assert await stop_of(client, read(0, 0)) == (Stop.UNKNOWN, 0)
+    assert (await client.add(7, 2, [b"an ordinary one"])).status is Status.OK
+
+
+async def test_a_bookie_that_may_have_forgotten_entries_denies_none(
     bookies: Bookies, bookie: Bookie, client: RawClient, tmp_path: Path
 ) -> None:
     assert (await client.add(7, 0, [PAYLOAD])).status is Status.OK
@@ -60,8 +92,10 @@ async def test_what_is_damaged_on_the_disk_is_unknown_and_never_a_negative(
     assert await stop_of(client, read(0, 0)) == (Stop.END, 1)
     damage(tmp_path / "b1")
     assert await stop_of(client, read(0, 0)) == (Stop.UNKNOWN, 0)
+    await when_durable(partial(engine_of(bookie).append_mark, 7))
     # From here on the bookie cannot say what it held of this ledger, fences included.
     assert await stop_of(client, read(5, 5, TERM_FINAL - 1)) == (Stop.UNKNOWN, 5)
+    assert await is_in_doubt(client)
     listing = (await client.call(ListEntries(7, 0))).message
     assert isinstance(listing, ListEntriesAnswer)
     assert listing.is_damaged

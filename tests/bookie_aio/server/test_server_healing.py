@@ -16,11 +16,11 @@ from metadata.access.ledgers import LEDGER_SEQUENCE, LedgerStore
 from metadata.backends.memory import MemoryTree
 from metadata.ids import TERM_FINAL, ledger_key
 from metadata.model.ledger import LedgerMetadata, UnboundedRecord
+from tests.bookie_aio.server.conftest import engine_of
 
 if TYPE_CHECKING:
     from bookie_aio.server.bookie import Bookie
     from bookie_aio.server.ledger_gc import LedgerGarbageCollector
-    from bookie_aio.storage.engine import Engine
     from tests.bookie_aio.server.conftest import Bookies
     from tests.support.rawclient import RawClient
 
@@ -47,11 +47,6 @@ async def create(
     version = await ledgers.create_ledger(metadata)
     if last is not None:
         await ledgers.compare_and_set(metadata.close(last, 5 * (last + 1)), version)
-
-
-def engine_of(bookie: Bookie) -> Engine:
-    assert bookie._engine is not None
-    return bookie._engine
 
 
 def gc_of(bookie: Bookie) -> LedgerGarbageCollector:

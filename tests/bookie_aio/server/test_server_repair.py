@@ -17,6 +17,7 @@ from bookie_aio.wire.messages import (
     Stop,
 )
 from metadata.ids import TERM_FINAL
+from tests.bookie_aio.server.conftest import engine_of
 from tests.support.rawclient import RawClient, block
 
 if TYPE_CHECKING:
@@ -110,10 +111,11 @@ async def test_a_damaged_copy_is_replaced_and_its_good_neighbours_are_kept(
         (one,) = parse_blocks(memoryview(answer.body))
         found[entry_id] = (bytes(one.payload), one.lac)
     assert found == expected
-    # What was lost is still known: of this ledger the bookie says "unknown", never "no".
+    # That something was lost is still known, until a lift. It was listed, so nothing else is in doubt.
+    assert engine_of(bookie).is_damaged(7)
     answer = (await client.call(Read(7, NO_TERM, 0, 50, 50, 1, 1024))).message
     assert isinstance(answer, ReadAnswer)
-    assert answer.stop == Stop.UNKNOWN
+    assert answer.stop == Stop.NO_SUCH_ENTRY
 
 
 async def test_what_is_held_under_a_higher_content_term_is_not_repaired(client: RawClient) -> None:

@@ -27,6 +27,7 @@ from metadata.access.ledgers import LedgerStore
 from metadata.errors import DiskFullError, MetadataSetBackError, MetadataUnavailableError
 from metadata.ids import KEY_SET_BACKS, TERM_FINAL, age_key, ledger_key
 from metadata.model.ledger import LedgerMetadata, UnboundedRecord
+from tests.bookie_aio.server.conftest import engine_of
 from tests.bookie_aio.server.test_server_age import (
     SIZES,
     WAIT_S,
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
     from bookie_aio.core.healing import Owed
     from bookie_aio.server.bookie import Bookie
     from bookie_aio.storage.disk.disk import Disk
-    from bookie_aio.storage.engine import Engine
     from metadata.backends.memory import MemoryMetadataStore
     from tests.bookie_aio.server.conftest import Bookies
     from tests.support.rawclient import RawClient
@@ -52,11 +52,6 @@ if TYPE_CHECKING:
 __all__ = ["fresh"]
 
 MIB = 1024 * 1024
-
-
-def engine_of(bookie: Bookie) -> Engine:
-    assert bookie._engine is not None
-    return bookie._engine
 
 
 async def start(bookies: Bookies) -> Bookie:

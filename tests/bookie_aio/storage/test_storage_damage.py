@@ -57,18 +57,23 @@ async def crashed_store(tmp_path: Path, groups: int) -> Path:
     return path
 
 
-async def test_a_flipped_bit_in_a_proven_group_damages_its_ledger_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("hurt", [1, 4])
+async def test_a_flipped_bit_in_a_proven_group_damages_its_ledger_alone(tmp_path: Path, hurt: int) -> None:
+    """Its entries stay listed. But the last block alone states the highest LAC that the bookie had."""
     path = await crashed_store(tmp_path, 5)
-    second = groups_of(path / segment_name(1))[1]
-    flip(path / segment_name(1), second.offset + second.head_bytes + 150)  # in ledger 1's payload
+    group = groups_of(path / segment_name(1))[hurt]
+    flip(path / segment_name(1), group.offset + group.head_bytes + 150)  # in ledger 1's payload
+    denied = Stop.NO_SUCH_ENTRY if hurt == 1 else Stop.UNKNOWN
     for _ in range(2):  # and it is still known the next time
         store = await Store.open(path)
         assert store.engine.is_damaged(1)
+        assert store.engine.is_in_doubt(1) is (hurt == 4)
         assert not store.engine.is_damaged(2)
         assert store.engine.term(2) == 7
-        assert await store.read(1, 0, 4) == ({0: b"1" * 100}, Stop.UNKNOWN, 1)
-        assert await store.read(1, 2, 4) == (dict.fromkeys((2, 3, 4), b"1" * 100), Stop.END, 5)
-        assert await store.read(1, 9, 9) == ({}, Stop.UNKNOWN, 9)
+        assert await store.read(1, 0, 4) == (dict.fromkeys(range(hurt), b"1" * 100), Stop.UNKNOWN, hurt)
+        rest = range(hurt + 1, 5)
+        assert await store.read(1, hurt + 1, 9) == (dict.fromkeys(rest, b"1" * 100), denied, 5)
+        assert await store.read(1, 9, 9) == ({}, denied, 9)
         assert await store.read(2, 0, 4) == (dict.fromkeys(range(5), b"2" * 100), Stop.END, 5)
         assert await store.read(2, 9, 9) == ({}, Stop.NO_SUCH_ENTRY, 9)
         await store.close()

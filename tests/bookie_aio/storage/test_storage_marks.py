@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bookie_aio.storage.journal import when_durable
-from bookie_aio.storage.ledgers.checkpoint import LedgerState
+from bookie_aio.storage.ledgers.checkpoint import LedgerState, pack_state, unpack_state
 from bookie_aio.storage.ledgers.marks import NO_LEDGER, Marks
 from bookie_aio.wire.messages import Stop
 from metadata.ids import LEDGER_ID_MAX, TERM_FINAL
@@ -25,6 +25,7 @@ STEPS = st.lists(
         st.tuples(st.just("mark_all"), st.integers(-1, 9)),
         st.tuples(st.just("end"), st.integers(0, 9)),
         st.tuples(st.just("mark"), st.integers(0, 9)),
+        st.tuples(st.just("mark_listed"), st.integers(0, 9)),
         st.tuples(st.just("lift"), st.integers(0, 9)),
     ),
     max_size=12,
@@ -40,6 +41,7 @@ class Model:
         self.rows: list[tuple[str, int, int]] = []
         self.given_out = 0
         self.marked: dict[int, bool] = dict.fromkeys(range(10), False)
+        self.in_doubt: dict[int, bool] = dict.fromkeys(range(10), False)
 
     def step(self, what: str, value: int) -> None:
         if what == "mark_all":
@@ -48,20 +50,25 @@ class Model:
             elif value != NO_LEDGER:
                 value = self.given_out = max(self.given_out, value)  # ids are given out in order
             self.write("mark_all", self.marks.draw(), value)
-            self.marked.update({one: True for one in range(10) if value == NO_LEDGER or one <= value})
-        elif what == "mark":
-            self.write("mark", self.marks.draw(), value)
+            concerned = [one for one in range(10) if value == NO_LEDGER or one <= value]
+            self.marked.update(dict.fromkeys(concerned, True))
+            self.in_doubt.update(dict.fromkeys(concerned, True))
+        elif what in ("mark", "mark_listed"):
+            self.write(what, self.marks.draw(), value)
             self.marked[value] = True
+            self.in_doubt[value] = self.in_doubt[value] or what == "mark"
         elif what == "lift":
             number = self.marks.of(value, self.states.get(value))
             assert bool(number) == self.marked[value]
             if number:
                 self.write("lift", number, value)
-                self.marked[value] = False
+                self.marked[value] = self.in_doubt[value] = False
         elif what == "end" and self.marks.number and not self.marks.is_unbounded:
             own = [one for one in range(10) if one in self.states and self.states[one].is_marked]
             self.write("end", self.marks.number, self.marks.bound)
+            doubted = [one for one in own if self.states[one].is_in_doubt]
             self.marked = {one: one in own for one in range(10)}
+            self.in_doubt = {one: one in doubted for one in range(10)}
 
     def write(self, what: str, number: int, value: int) -> None:
         self.rows.append((what, number, value))
@@ -78,8 +85,8 @@ def learn(marks: Marks, states: dict[int, LedgerState], row: tuple[str, int, int
         return
     state = states.setdefault(value, LedgerState())
     marks.learn(number)
-    if what == "mark":
-        state.marked = max(state.marked, number)
+    if what in ("mark", "mark_listed"):
+        state.mark(number, is_of_listed=what == "mark_listed")
     else:
         state.lifted = max(state.lifted, number)
 
@@ -99,6 +106,11 @@ def test_what_counts_does_not_depend_on_the_order_in_which_a_start_learns_it(
     assert marks.packed() == model.marks.packed()
     for one in range(10):
         assert bool(marks.of(one, states.get(one))) == model.marked[one]
+        assert marks.is_in_doubt(one, states.get(one)) == model.in_doubt[one]
+        if one in states:
+            kept = unpack_state(pack_state(one, states[one]))
+            assert marks.of(one, kept) == marks.of(one, states[one])
+            assert marks.is_in_doubt(one, kept) == model.in_doubt[one]
         again = Marks.parse(marks.packed())
         assert again.of(one, states.get(one)) == marks.of(one, states.get(one))
 
@@ -174,6 +186,34 @@ async def test_a_lifted_mark_stays_lifted_and_leaves_the_fence(tmp_path: Path, i
         store = await Store.open(path)
     await when_durable(partial(store.engine.append_mark, 7))  # damage that was found later
     assert store.engine.is_damaged(7)
+    await store.close()
+
+
+@pytest.mark.parametrize("is_clean", [True, False])
+async def test_a_mark_of_listed_entries_stays_one_and_ends_no_doubt(tmp_path: Path, is_clean: bool) -> None:
+    path = tmp_path / "data"
+    store = await Store.open(path)
+    for ledger_id in (7, 8, 9):
+        await store.add(make_block(ledger_id, 0, [b"kept"]))
+    await when_durable(partial(store.engine.append_mark, 7, is_of_listed=True))
+    await when_durable(partial(store.engine.append_mark, 8))
+    await when_durable(partial(store.engine.append_mark, 8, is_of_listed=True))
+    await when_durable(partial(store.engine.append_mark, 9))
+    await lift(store, 9)
+    await when_durable(partial(store.engine.append_mark, 9, is_of_listed=True))
+    for _ in range(3):
+        for ledger_id, is_in_doubt in ((7, False), (8, True), (9, False)):
+            assert store.engine.is_damaged(ledger_id)
+            assert store.engine.is_in_doubt(ledger_id) is is_in_doubt
+            denied = Stop.UNKNOWN if is_in_doubt else Stop.NO_SUCH_ENTRY
+            assert (await store.read(ledger_id, 1, 1))[1] is denied
+        if is_clean:
+            await store.close()
+        else:
+            path = await crashed(store)
+        store = await Store.open(path)
+    await when_durable(partial(store.engine.marking.mark_all, 7))
+    assert store.engine.is_in_doubt(7)
     await store.close()
 
 

@@ -9,8 +9,9 @@ bounded ones, those of logs, and unbounded ones. `tests.sim.cluster.wiretap` rep
 - FencesHold: after a bookie answered a higher term, it acknowledges no ordinary add and no recovery add of a
   lower one. Nor does it answer any other request that carries a lower term and was sent after that.
 - TombstonesHold: no bookie acknowledges an add to a ledger after it said that the ledger is deleted.
-- DamagedTakesNoAdds: a bookie that said it lost data of a ledger acknowledges no ordinary add sent to that
-  ledger afterwards, until the mark is lifted (rule 4).
+- DoubtTakesNoAdds: a bookie that said in answer to a LAC read that it lost data of a ledger acknowledges no
+  ordinary add sent to that ledger afterwards, until the mark is lifted (rule 4).
+- DoubtDeniesNothing: nor does it say "no such entry" to a read of that ledger sent afterwards.
 - LiftedHoldsAll: a bookie lifts a mark only of a ledger that is CLOSED, or in whose last fragment it is not
   (rule 4). From then on it denies no entry that it owes of a CLOSED ledger.
 - LiftedIsFenced: from then on it takes no ordinary add to a ledger that is CLOSED.
@@ -57,7 +58,7 @@ class Words:
         self.forgotten: set[tuple[str, int]] = set()  # bookie, ledger
         self._promised_under: dict[tuple[str, int, int], dict[int, int]] = {}  # ... and content term
         self.denied: dict[tuple[int, int], set[str]] = {}  # ledger, entry → who said no to a recovery read
-        self._damaged: dict[tuple[str, int], int] = {}  # bookie, ledger → event number
+        self._in_doubt: dict[tuple[str, int], int] = {}  # bookie, ledger → event number
         self._lifted: dict[tuple[str, int], tuple[int, int]] = {}  # bookie, ledger → mark, event number
         self.lifts = 0
         self._floor = self._raised_to = 0
@@ -226,10 +227,15 @@ class Words:
     def has_not(self, bookie: str, ledger_id: int, entry_id: int, content_term: int, asked_at: int) -> None:
         """Note that a bookie said "no such entry"."""
         self._check_lifted(bookie, ledger_id, entry_id, asked_at)
+        record, since = self._history.ledger(ledger_id), self._in_doubt.get((bookie, ledger_id))
+        self._history.require(
+            since is None or asked_at <= since or record.is_gone or _is_trimmed(record, entry_id),
+            "DoubtDeniesNothing",
+            lambda: f"{bookie} denies entry {entry_id} of ledger {ledger_id}, of which it lost data",
+        )
         promised = self.promised_under(bookie, ledger_id, content_term).get(entry_id)
         if promised is None or promised >= asked_at:
             return
-        record = self._history.ledger(ledger_id)
         if record.is_gone or _is_trimmed(record, entry_id):
             return
         self._history.fail(
@@ -244,13 +250,13 @@ class Words:
 
     # --- damage --------------------------------------------------------------------------------
 
-    def is_damaged(self, bookie: str, ledger_id: int) -> None:
-        """Note that a bookie said that it lost data of a ledger."""
-        self._damaged.setdefault((bookie, ledger_id), len(self._history.events))
+    def is_in_doubt(self, bookie: str, ledger_id: int) -> None:
+        """Note that a bookie said that it may have had more of a ledger than it lists."""
+        self._in_doubt.setdefault((bookie, ledger_id), len(self._history.events))
 
-    def is_marked_by_others(self, ledger_id: int, bookie: str) -> bool:
-        """Return whether another bookie said that it lost data of a ledger, and has not lifted that mark."""
-        return any(one == ledger_id and name != bookie for name, one in self._damaged)
+    def is_doubted_by_others(self, ledger_id: int, bookie: str) -> bool:
+        """Return whether another bookie said that of a ledger, and has not lifted its mark."""
+        return any(one == ledger_id and name != bookie for name, one in self._in_doubt)
 
     def named_mark(self, bookie: str, ledger_id: int, asked: int, mark: int) -> None:
         """Note that a bookie named the mark of a ledger, or lifted the marks up to `asked`, 0 for none."""
@@ -261,12 +267,10 @@ class Words:
             "LiftsHold",
             lambda: f"{bookie} has mark {mark} of ledger {ledger_id}, of which it had lifted {lifted}",
         )
-        if mark:
-            self.is_damaged(bookie, ledger_id)
-        elif asked:
+        if asked and not mark:
             self.lifts += 1
             self._lifted[key] = (asked, number)
-            self._damaged.pop(key, None)
+            self._in_doubt.pop(key, None)
             metadata = self._history.ledger(ledger_id).metadata
             self._history.require(
                 metadata is None
@@ -295,10 +299,10 @@ class Words:
 
     def took_ordinary(self, bookie: str, ledger_id: int, entries: range, asked_at: int) -> None:
         """Note that a bookie said OK to an add that is neither a recovery's nor a repair's."""
-        since = self._damaged.get((bookie, ledger_id))
+        since = self._in_doubt.get((bookie, ledger_id))
         self._history.require(
             since is None or asked_at <= since,
-            "DamagedTakesNoAdds",
+            "DoubtTakesNoAdds",
             lambda: f"{bookie} took {entries} of ledger {ledger_id}, of which it said that it lost data",
         )
         metadata = self._history.ledger(ledger_id).metadata

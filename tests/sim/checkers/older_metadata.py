@@ -109,7 +109,7 @@ def cannot_be_closed(history: History, record: LedgerRecord, dishonest: str) -> 
 
     The marks of the bookie whose medium lies, `dishonest`, are no excuse: the others are enough without it.
     """
-    if not record.is_of_before or not history.words.is_marked_by_others(record.ledger_id, dishonest):
+    if not record.is_of_before or not history.words.is_doubted_by_others(record.ledger_id, dishonest):
         return False
     history.note("checker", "excuses ledger", record.ledger_id, "bookies were made to forget it")
     history.counts["forgotten_for_older_metadata"] += 1

@@ -23,7 +23,6 @@ from bookie_aio.wire.messages import (
     Failure,
     Force,
     LiftMark,
-    ListEntries,
     Message,
     Op,
     Read,
@@ -190,11 +189,9 @@ class Tap:
                     words.added(bookie, ledger_id, held.entries, content_term=held.content_term, term=None)
         elif isinstance(request, LiftMark):
             words.named_mark(bookie, request.ledger_id, request.mark, answer.mark)
-        elif isinstance(request, ListEntries) and answer.is_damaged:
-            words.is_damaged(bookie, request.ledger_id)
         elif isinstance(request, (Read, ReadLac)):
             if isinstance(answer, ReadLacAnswer) and answer.is_damaged:
-                words.is_damaged(bookie, request.ledger_id)
+                words.is_in_doubt(bookie, request.ledger_id)
             if request.term != NO_TERM:
                 words.answered(bookie, request.ledger_id, request.term, asked_at)
             if isinstance(answer, (ReadAnswer, ReadLacAnswer)) and answer.statement is not None:

@@ -7,6 +7,7 @@ from tests.sim.mutants.planting import Edit, Mutant
 _RECOVERY = "bookie_aio.storage.crash_recovery:CrashRecovery"
 _CHECK = "bookie_aio.storage.found_files:FoundFiles.check"
 _WITNESS_TESTS = "tests/bookie_aio/storage/test_storage_witness.py"
+_DOUBT_TESTS = "tests/bookie_aio/storage/test_storage_doubt.py"
 _PEER_TESTS = "tests/bookie_aio/server/test_server_peer_ages.py"
 
 MUTANTS = [
@@ -40,6 +41,38 @@ MUTANTS = [
         (Edit(f"{_RECOVERY}._read_table", "found.lose_all(str(error))\n        self._is_table_lost = True",
               "pass"),),
         ("damaged-files",),
+    ),
+    Mutant(
+        580, "a damaged entry that is listed puts all of its ledger in doubt",
+        (Edit("bookie_aio.storage.read.lookup:Lookup.mark", "is_of_listed=True", "is_of_listed=False"),),
+        tests=("tests/bookie_aio/server/test_server_damage.py", "-k", "listed_and_damaged"),
+        note="nothing is denied: two such entries, on two bookies, keep a ledger from being taken over",
+    ),
+    Mutant(
+        581, "a start that lost the highest LAC of a ledger is in no doubt",
+        (Edit("bookie_aio.storage.ledgers.checkpoint:LedgerState.has_forgotten",
+              "return lac > (NO_ENTRY if self.statement is None else self.statement.lac)", "return False"),),
+        tests=(_DOUBT_TESTS,),
+        note="a reader that wants the LAC would be told a lower one",
+    ),
+    Mutant(
+        582, "a checkpoint forgets that a ledger is in doubt",
+        (Edit("bookie_aio.storage.ledgers.checkpoint:pack_state", "(not state.is_in_doubt)", "True"),),
+        tests=("tests/bookie_aio/storage/test_storage_marks.py", "-k", "ends_no_doubt"),
+        note="healed-disks restarts no bookie in doubt before its mark is lifted",
+    ),
+    Mutant(
+        583, "a start forgets that a journaled mark puts its ledger in doubt",
+        (Edit("bookie_aio.storage.segment.replay:Replayed.apply", "if not row.is_of_listed:", "if False:"),),
+        tests=(_DOUBT_TESTS,),
+        note="the next checkpoint has the mark, so only a crash before it shows the difference",
+    ),
+    Mutant(
+        584, "damage of listed entries replaces the mark of a doubt in the last group",
+        (Edit("bookie_aio.storage.crash_recovery:RecoveredState._is_marked_anew",
+              "return row.is_of_listed or self._is_in_doubt(row.ledger_id)", "return True"),),
+        tests=(_DOUBT_TESTS,),
+        note="as 583",
     ),
     Mutant(
         500, "a directory without its age counts as a new one",

@@ -146,7 +146,7 @@ MUTANTS = [
     Mutant(
         59, "a bookie that lost data takes ordinary adds",
         (Edit("bookie_aio.server.handlers.add:AddHandler._judge",
-              "if engine.is_damaged(ledger_id):", "if False:"),),
+              "if engine.is_in_doubt(ledger_id):", "if False:"),),
         ("disk-faults", "full-starts", "refusals"),
     ),
     Mutant(
