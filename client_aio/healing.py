@@ -44,6 +44,9 @@ Opened = TypeVar("Opened")
 APPEND_TIMEOUT_S = 60.0
 _REST_MIN_S = 0.05
 _REST_MAX_S = 1.0
+_REST_LONGEST_S = 10.0
+_REST_SHARE = 0.1
+"""A rest is longer than `_REST_MAX_S` where it is at most this share of the time since the loss."""
 _WATCH_RETRY_S = 0.2
 _LOOKS_PER_TIMEOUT = 8
 """An add that is too old is found late by at most this share of the timeout."""
@@ -230,7 +233,7 @@ class Healing:
         return opened if opened is not None else await self._try_until_open(attempt)
 
     async def _try_until_open(self, attempt: Callable[[], Awaitable[Opened | None]]) -> Opened:
-        rest_s = _REST_MIN_S
+        rest_s, began = _REST_MIN_S, self._loop.time()
         while True:
             try:
                 opened = await attempt()
@@ -242,7 +245,9 @@ class Healing:
                 key = ("not open", self._what, type(error))
                 self._context.reports.warn(logger, key, "%s is not open again yet: %s", self._what, error)
             await self._context.pool.directory.wait_for_change(rest_s)
-            rest_s = min(2 * rest_s, _REST_MAX_S)
+            # Each attempt asks bookies and the store, and a thousand logs may have lost the same quorum.
+            share_s = min(_REST_SHARE * (self._loop.time() - began), _REST_LONGEST_S)
+            rest_s = min(2 * rest_s, max(share_s, _REST_MAX_S))
 
     async def until_healed(self) -> None:
         """Wait, for a writer that closes, until it does not heal; give up after the timeout of adds."""

@@ -157,8 +157,8 @@ class RecoveredState:
             number, is_of_listed = self.marks.draw(), not self._is_in_doubt(ledger_id)
             self.state(ledger_id).mark(number, is_of_listed=is_of_listed)
             change = Change(form.KIND_MARK, ledger_id, number=number, is_of_listed=is_of_listed)
-            row = form.mark_row(ledger_id, number, is_of_listed=is_of_listed)
-            records.append(Record(row, None, change, _ignore, form.ROW_BYTES))
+            packed = form.mark_row(ledger_id, number, is_of_listed=is_of_listed)
+            records.append(Record(packed, None, change, _ignore, form.ROW_BYTES))
         return records
 
     def _is_in_doubt(self, ledger_id: int) -> bool:

@@ -91,7 +91,8 @@ MUTANTS = [
     Mutant(
         339, "lost data is looked for of the first ledger of a record only",
         (Edit(f"{_ADD}._judge", "if engine.is_in_doubt(ledger_id):",
-              "if engine.is_in_doubt(self._gathered.blocks[0].ledger_id if self._gathered else ledger_id):"),),
+              "if engine.is_in_doubt("
+              "self._gathered.blocks[0].ledger_id if self._gathered else ledger_id):"),),
         tests=(_SERVER,),
         note="damaged-among-many needs 124 seeds: most of its damage is of listed entries",
     ),
