@@ -594,11 +594,6 @@ class Engine:
         """
         return self._ledgers.eviction_candidates
 
-    @property
-    def lost_data_of_any_ledger(self) -> bool:
-        """Return whether data was lost that may concern any ledger, or any up to a bound."""
-        return self._ledgers.marks.number > 0
-
     def is_damaged(self, ledger_id: int) -> bool:
         """Return whether data of this ledger was lost, or may have been (rule 4)."""
         state, marks = self._ledgers.get(ledger_id), self._ledgers.marks

@@ -46,6 +46,11 @@ class Marking:
         return self._ledgers.marks.is_unbounded
 
     @property
+    def concerns_all(self) -> bool:
+        """Return whether data was lost that may concern any ledger, or any up to a bound."""
+        return self._ledgers.marks.number > 0
+
+    @property
     def number(self) -> int:
         """Return the highest number of the marks of all ledgers that count; 0: there is none."""
         return self._ledgers.marks.number

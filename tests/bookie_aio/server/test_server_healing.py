@@ -168,7 +168,7 @@ async def test_marks_of_all_ledgers_end_when_nothing_needs_them(
     await gc.sweep()
     for _ in range(2):
         engine = engine_of(bookie)
-        assert (engine.marking.bound, engine.lost_data_of_any_ledger) == (-1, False)
+        assert (engine.marking.bound, engine.marking.concerns_all) == (-1, False)
         assert [engine.term(one) for one in (7, 8, 9, IDS)] == [TERM_FINAL] * 3 + [0]
         await bookie.close()
         bookie = await bookies.start()

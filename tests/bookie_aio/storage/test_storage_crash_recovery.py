@@ -309,7 +309,7 @@ async def test_a_damaged_header_is_an_interrupted_creation_only_before_zeros(
     path.write_bytes(content)
     again = await Store.open(crashed)
     await again.settled()
-    assert again.engine.lost_data_of_any_ledger is is_used
+    assert again.engine.marking.concerns_all is is_used
     assert path.with_name(path.name + ".damaged").exists() is is_used
     assert not path.exists()
     await again.close()

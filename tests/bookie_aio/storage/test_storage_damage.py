@@ -237,7 +237,7 @@ async def test_that_data_was_lost_is_still_known_after_a_start_on_a_full_disk(
         store = await Store.open(path, disk=disk)
         is_found_again = number == 0 or damaged == 0
         assert any("before this start" in note for note in store.engine.notes) != is_found_again
-        assert store.engine.lost_data_of_any_ledger != is_known_whose
+        assert store.engine.marking.concerns_all != is_known_whose
         assert store.engine.is_writable == (is_known_whose and not is_full)
         assert store.engine.is_damaged(1)
         assert store.engine.is_damaged(2) != is_known_whose
@@ -257,7 +257,7 @@ async def test_a_head_that_is_found_damaged_while_serving_ends_ordinary_adds_for
     assert store.engine.is_writable
     for ledger_id in (1, 2):
         await store.read(ledger_id, 0, 2999)
-    assert store.engine.lost_data_of_any_ledger
+    assert store.engine.marking.concerns_all
     assert store.writable == [False]
     assert not store.engine.is_writable
     assert store.engine.has_room
@@ -310,7 +310,7 @@ async def test_an_index_that_cannot_be_read_for_a_while_still_tells_what_its_seg
             found = ({}, Stop.UNKNOWN, 0) if unreadable else (expected, Stop.NO_SUCH_ENTRY, 3000)
             assert await store.read(ledger_id, 0, 3000) == found
             assert not store.engine.is_damaged(ledger_id)
-    assert not store.engine.lost_data_of_any_ledger
+    assert not store.engine.marking.concerns_all
     assert store.engine.is_writable
     await store.close()
 
@@ -382,7 +382,7 @@ async def test_a_segment_counts_although_its_index_and_what_knew_of_the_ledgers_
     (path / gone).unlink()
     (path / index_name(1)).unlink()
     store = await Store.open(path)
-    assert store.engine.lost_data_of_any_ledger
+    assert store.engine.marking.concerns_all
     await store.settled()
     assert {name for name in names if name.endswith(".segment")} <= set(os.listdir(path))
     for ledger_id in range(12):

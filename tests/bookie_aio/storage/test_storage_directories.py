@@ -71,7 +71,7 @@ async def test_segments_of_a_directory_that_is_gone_are_missed(tmp_path: Path) -
     await fill(store, range(600))
     await store.close()
     again = await Store.open(of(tmp_path, "a"))
-    assert again.engine.lost_data_of_any_ledger
+    assert again.engine.marking.concerns_all
     await again.close()
 
 
@@ -127,7 +127,7 @@ async def test_a_full_directory_holds_up_no_other(tmp_path: Path) -> None:
     await store.settled()
     assert store.engine._compactor.given_up > 0
     again = await crashed(tmp_path, "crashed")
-    assert (list(again.engine.notes), again.engine.lost_data_of_any_ledger) == ([], False)
+    assert (list(again.engine.notes), again.engine.marking.concerns_all) == ([], False)
     assert (await again.read(1, 0, 59))[1] is Stop.END
     await again.close()
     sealed = asyncio.Event()

@@ -62,7 +62,7 @@ async def test_an_index_is_rebuilt_although_the_segment_that_followed_was_given_
     assert (tmp_path / "b1" / segment_name(1)).stat().st_size == SMALL.segment_bytes
     (tmp_path / "b1" / index_name(1)).unlink()
     again = await Store.open(tmp_path / "b1")
-    assert not again.engine.lost_data_of_any_ledger
+    assert not again.engine.marking.concerns_all
     assert (await again.read(1, 0, count - 1))[1] is Stop.END
     await again.close()
 
@@ -95,7 +95,7 @@ async def test_a_crash_before_an_index_is_made_again_is_no_damage(tmp_path: Path
     for _ in range(2):
         again = await Store.open(crashed)
         assert again.engine.notes == []
-        assert not again.engine.lost_data_of_any_ledger
+        assert not again.engine.marking.concerns_all
         assert (await again.read(1, 0, count - 1))[1] is Stop.END
         await again.close()
     await store.close()

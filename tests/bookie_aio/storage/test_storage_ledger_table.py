@@ -188,7 +188,7 @@ async def test_a_lost_table_is_known_to_be_lost(tmp_path: Path, harm: str) -> No
         data[len(data) // 2] ^= 1
         (path / name).write_bytes(data if harm == "flipped" else data[:-1])
     store = await Store.open(path)
-    assert store.engine.lost_data_of_any_ledger
+    assert store.engine.marking.concerns_all
     assert not store.engine.is_writable
     assert store.engine.is_damaged(1)
     await store.close()
@@ -214,7 +214,7 @@ async def test_the_entries_of_ledgers_in_a_lost_table_are_still_there(tmp_path: 
         data[len(data) // 2] ^= 1
         (path / name).write_bytes(data)
     store = await Store.open(path)
-    assert store.engine.lost_data_of_any_ledger
+    assert store.engine.marking.concerns_all
     await store.settled()
     assert segments <= {one.name for one in path.iterdir()}
     assert [(await store.read(one, 0, 119))[1] for one in range(20)] == [Stop.END] * 20
@@ -313,7 +313,7 @@ async def test_a_checkpoint_counts_although_the_table_before_is_not_surely_remov
     crashed = await store.crash_into(tmp_path / "crashed")
     await store.close()
     again = await Store.open(crashed)
-    assert (list(again.engine.notes), again.engine.lost_data_of_any_ledger) == ([], False)
+    assert (list(again.engine.notes), again.engine.marking.concerns_all) == ([], False)
     assert [again.engine.term(one) for one in range(20)] == [10] * 20
     await again.close()
 

@@ -143,7 +143,7 @@ async def test_a_group_that_is_missing_before_a_page_is_noticed(tmp_path: Path) 
     data[last_of_page.offset] ^= 1  # what follows on the next page looks as if it came behind the third
     path.write_bytes(data)
     again = await Store.open(crashed)
-    assert again.engine.lost_data_of_any_ledger
+    assert again.engine.marking.concerns_all
     assert (await again.read(1, 2, 2))[1] is Stop.UNKNOWN
     assert (await again.read(1, 3, 7))[1] is Stop.END
     await again.close()

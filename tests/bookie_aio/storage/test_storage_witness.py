@@ -77,7 +77,7 @@ async def assert_unknown(path: Path, *ledger_ids: int, why: str, count: int = 30
     """
     before = good_files(path) - {damaged}
     store = await Store.open(path)
-    assert store.engine.lost_data_of_any_ledger
+    assert store.engine.marking.concerns_all
     assert not store.engine.is_writable
     assert any(why in note for note in store.engine.notes), store.engine.notes
     for ledger_id in ledger_ids:
@@ -96,7 +96,7 @@ async def still_unknown(store: Store) -> None:
     """Stop an engine that found a loss, and start it again: the loss is known, and not found anew."""
     await store.close()
     again = await Store.open(store.path)
-    assert again.engine.lost_data_of_any_ledger
+    assert again.engine.marking.concerns_all
     assert len(again.engine.notes) == 1
     assert "before this start" in again.engine.notes[0]
     await again.close()
@@ -267,7 +267,7 @@ async def test_an_index_of_another_bookie_is_made_again(tmp_path: Path) -> None:
         await store.close()
     shutil.copy(path / index_name(1), tmp_path / "b1-killed")
     store = await Store.open(tmp_path / "b1-killed")
-    assert not store.engine.lost_data_of_any_ledger
+    assert not store.engine.marking.concerns_all
     assert (await store.read(1, 0, 29))[1] is Stop.END
     await store.close()
 
@@ -318,7 +318,7 @@ async def test_the_header_of_a_segment_is_damaged_and_no_checkpoint_lists_it(tmp
     (path / segment_name(7)).write_bytes(bytes(data[:4096]) + bytes(4096))
     (path / segment_name(8)).write_bytes(data.replace(b"\x01\0\0\0\0\0\0\0", b"\x08\0\0\0\0\0\0\0"))
     store = await Store.open(path)
-    assert store.engine.lost_data_of_any_ledger
+    assert store.engine.marking.concerns_all
     await store.settled()
     assert (path / f"{segment_name(8)}.damaged").exists()
     assert not (path / segment_name(7)).exists()
@@ -352,7 +352,7 @@ async def test_a_directory_that_was_set_back_contradicts_the_other(tmp_path: Pat
     shutil.copytree(old[which], paths[which])
     kept = good_files(paths[1 - which])
     store = await Store.open(paths)
-    assert store.engine.lost_data_of_any_ledger
+    assert store.engine.marking.concerns_all
     for ledger_id in (1, 2):
         at = 0
         while at < 300:
@@ -368,7 +368,7 @@ async def test_one_witness_of_two_is_enough(tmp_path: Path) -> None:
     _, paths = await two_directories(tmp_path)
     (paths[0] / form.WITNESS).unlink()
     store = await Store.open(paths)
-    assert not store.engine.lost_data_of_any_ledger
+    assert not store.engine.marking.concerns_all
     assert "nothing is lost" in store.engine.notes[0]
     assert (await store.read(2, 0, 299))[1] is Stop.END
     assert (paths[0] / form.WITNESS).exists()
