@@ -64,6 +64,7 @@ from metadata.errors import (
     MetadataCorruptError,
     NoSuchKeyError,
     NoSuchLedgerError,
+    NotEnoughBookiesError,
 )
 from metadata.owned_task import OwnedTask, unless
 
@@ -91,6 +92,9 @@ _TELL_S = 10.0
 """A worker announces so often how much of a large ledger it has read."""
 _CROWDED_S = 2.0
 """A worker looks again after about this time where as many others work as may."""
+_SCARCE_S = 0.05
+_SCARCE_MAX_S = 2.0
+"""So long a worker rests behind attempts in a row for which no bookie was left: the first, and at most."""
 _RELEASE_S = 2.0
 """A process that ends does not wait longer for the metadata store."""
 
@@ -110,6 +114,8 @@ class Outcome(NamedTuple):
     entries_lost: int = 0
     doubted: tuple[str, ...] = ()
     """The bookies that lack entries, or whose copies were not all read."""
+    is_scarce: bool = False
+    """Whether no bookie was left that could get the entries."""
 
 
 class Worker:
@@ -128,6 +134,7 @@ class Worker:
         self._spares_failed = False
         self._rests: dict[str, tuple[int, float]] = {}  # attempts of a task, and when it may be tried again
         self._is_crowded = False  # as many workers work as may
+        self._scarce_s = 0.0  # the rest behind the last attempt, for want of a bookie
         self._wake = asyncio.Event()
         self._paused = asyncio.Event()
         self._resumed = asyncio.Event()
@@ -284,6 +291,9 @@ class Worker:
             await release(lock)
         if self._is_crowded:
             await self._rest()
+        elif self._scarce_s:
+            # The next ledger lacks the same bookie: thousands of tasks would keep the metadata store busy.
+            await self._context.pool.directory.wait_for_change(self._scarce_s)
 
     async def _do_locked(self, ref: TaskRef, registration: Registration) -> None:
         try:
@@ -308,11 +318,16 @@ class Worker:
             lost = await self._lost_still(task)
             outcome = await unless(self._paused.wait(), self.attempt(ref.ledger_id, lost, task))
             if outcome is not None:
+                self._scarce_s = self._next_scarce_s if outcome.is_scarce else 0.0
                 await self._settle(ref, task, version, outcome)
         finally:
             self._at_work = None
             busy_s = round(self.record.busy_s + self._loop.time() - began, 3)
             self.record = replace(self.record, ledger_id=None, busy_s=busy_s)
+
+    @property
+    def _next_scarce_s(self) -> float:
+        return min(max(2 * self._scarce_s, _SCARCE_S), _SCARCE_MAX_S)
 
     async def _set_rate(self) -> None:
         """Read at most this worker's share of what all workers together may read.
@@ -391,7 +406,7 @@ class Worker:
         return outcome
 
     async def _attempt(self, ledger_id: int, lost_bookies: Collection[str], task: RepairTask) -> Outcome:
-        lost, errors, doubted = 0, [], set(task.doubted)
+        lost, errors, doubted, is_scarce = 0, [], set(task.doubted), False
         found_nowhere = Counter[str]()
         try:
             await self._context.pool.directory.refresh_since(self._loop.time() - RECENT_S)
@@ -409,6 +424,7 @@ class Worker:
                     raise
                 except BookKeeperError as error:
                     errors.append(f"{bookie_id}: {error}")
+                    is_scarce |= isinstance(error, NotEnoughBookiesError)
                     # The bookie that got the copies may be named already, and not be verified.
                     names = (bookie_id, error.bookie_id)
                     doubted.update(name for name in names if name and name not in seats.replaced)
@@ -445,9 +461,8 @@ class Worker:
         lacking_now = [one for one in left.in_place if one not in waiting]
         silent_now = (task.doubted | doubted).intersection(left.unknown)
         unproven = (*lacking_now, *silent_now, *found_nowhere)
-        return Outcome(
-            False, "; ".join(errors) or f"{', '.join(lacking)} still lacks entries", lost, unproven
-        )
+        why = "; ".join(errors) or f"{', '.join(lacking)} still lacks entries"
+        return Outcome(False, why, lost, unproven, is_scarce)
 
     async def _end_abandoned(self, ledger_id: int, lost_bookies: Collection[str]) -> list[str]:
         """Close an abandoned ledger, or take it over; return why that failed, and go on."""

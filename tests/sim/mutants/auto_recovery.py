@@ -453,6 +453,13 @@ MUTANTS = [
         note="an operation fails which would have found the bookie",
     ),
     Mutant(
+        585, "a worker tries one task after another where no bookie is left for the copies",
+        (Edit("client_aio.autorecovery.worker:Worker._attempt",
+              "isinstance(error, NotEnoughBookiesError)", "False"),),
+        tests=("tests/integration/test_autorecovery.py", "-k", "less_and_less"),
+        note="nothing is lost: the metadata store is kept busy",
+    ),
+    Mutant(
         378, "records of absent entries are left over where all entries are there",
         (Edit("client_aio.autorecovery.worker:Worker._attempt",
               "await self._clear_absent(ledger_id)", "Counter()"),),
