@@ -318,16 +318,13 @@ class Worker:
             lost = await self._lost_still(task)
             outcome = await unless(self._paused.wait(), self.attempt(ref.ledger_id, lost, task))
             if outcome is not None:
-                self._scarce_s = self._next_scarce_s if outcome.is_scarce else 0.0
+                longer_s = min(max(2 * self._scarce_s, _SCARCE_S), _SCARCE_MAX_S)
+                self._scarce_s = longer_s if outcome.is_scarce else 0.0
                 await self._settle(ref, task, version, outcome)
         finally:
             self._at_work = None
             busy_s = round(self.record.busy_s + self._loop.time() - began, 3)
             self.record = replace(self.record, ledger_id=None, busy_s=busy_s)
-
-    @property
-    def _next_scarce_s(self) -> float:
-        return min(max(2 * self._scarce_s, _SCARCE_S), _SCARCE_MAX_S)
 
     async def _set_rate(self) -> None:
         """Read at most this worker's share of what all workers together may read.

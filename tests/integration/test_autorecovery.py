@@ -20,7 +20,7 @@ from client_aio.autorecovery.auditor import Auditor
 from client_aio.autorecovery.drain import Drain
 from client_aio.autorecovery.service import AutoRecovery
 from client_aio.autorecovery.survey import auto_recovery_state, survey
-from client_aio.autorecovery.worker import Outcome, Worker
+from client_aio.autorecovery.worker import Worker
 from client_aio.config import AutoRecoveryConfig
 from client_aio.core.audit import Condition, Layout, LedgerIndex, Seats, Ties
 from metadata.access.bookies import DRAINING, Order, Orders, SetBack, SetBacks
@@ -519,46 +519,6 @@ async def test_tasks_that_fail_take_every_second_turn(cluster: Cluster) -> None:
             turns.append(await worker._next())
             worker._queue = [*refs]
         assert turns == [refs[1], refs[0], refs[1], refs[0]]
-
-
-async def test_tasks_without_a_bookie_for_the_copies_are_tried_less_and_less_often(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each of ten thousand ledgers lacked the same bookie, and was tried as fast as the store answered."""
-    async with Cluster(tmp_path, bookies=4) as cluster, client_aio.connect(cluster.uri) as client:
-        await cluster["b4"].end()
-        await client._context.pool.directory.refresh()
-        ledger_ids = [await written(client, 5) for _ in range(20)]
-        await cluster["b3"].kill()
-        while "b3" in client.bookies:
-            await client._context.pool.directory.wait_for_change(WAIT_S)
-        tasks = RepairTasks(client._context.ledgers.store)
-        for ledger_id in ledger_ids:
-            await tasks.create(
-                TaskRef(2, ledger_id, client._context.draw_token()), RepairTask({REASON_LOST: ["b3"]}, 0)
-            )
-        worker = Worker(client._context, AutoRecoveryConfig(**QUICK), "w")
-        attempts, attempt = 0, worker.attempt
-
-        async def counted(*arguments: Any) -> Outcome:
-            nonlocal attempts
-            attempts += 1
-            return await attempt(*arguments)
-
-        async def lost(_: RepairTask) -> list[str]:
-            return ["b3"]  # as the auditor's record would say
-
-        monkeypatch.setattr(worker, "attempt", counted)
-        monkeypatch.setattr(worker, "_lost_still", lost)
-        working = asyncio.create_task(worker.run())
-        try:
-            await asyncio.sleep(3)  # Rests of 0.05, 0.1, … 1.6 s: six attempts.
-            assert 0 < attempts <= 7
-            await cluster["b4"].start()  # ends the rest
-            await until_whole(client, ledger_ids)
-        finally:
-            working.cancel()
-            await asyncio.gather(working, return_exceptions=True)
 
 
 async def test_an_auditor_goes_on_with_what_was_seen_before_it_has_an_index(cluster: Cluster) -> None:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import client_aio
 from bookie_aio.wire.messages import Op
 from client_aio import WriterState
+from client_aio.autorecovery.worker import Outcome, Worker
 from client_aio.bookies.pool import BookieDirectory
+from client_aio.config import AutoRecoveryConfig
 from metadata.access.bookies import READ_ONLY, Order, change_order
+from metadata.access.repair_tasks import REASON_LOST, RepairTask, RepairTasks, TaskRef
 from metadata.ids import KEY_AVAILABLE
 from tests.support.cluster import Cluster
 from tests.support.links import Links
@@ -477,3 +481,56 @@ async def test_a_close_with_qa_comes_before_a_loss(cluster: Cluster, at_ack_quor
         assert reader.last_add_confirmed == 1
         assert reader.metadata.given_up is None
         assert reader.metadata.below_write_quorum_from in (0, 1)
+
+
+async def test_tasks_without_a_bookie_for_the_copies_are_tried_less_and_less_often(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of ten thousand ledgers lacked the same bookie, and was tried as fast as the store answered."""
+    async with (
+        asyncio.timeout(WAIT_S),
+        Cluster(tmp_path, bookies=4) as cluster,
+        client_aio.connect(cluster.uri) as client,
+    ):
+        await cluster["b4"].end()
+        await client._context.pool.directory.refresh()
+        ledger_ids = []
+        for _ in range(20):
+            async with client.create_ledger(ack_quorum=3) as ledger:
+                await ledger.add_entry(b"x")
+            ledger_ids.append(ledger.ledger_id)
+        await cluster["b3"].kill()
+        while "b3" in client.bookies:
+            await client._context.pool.directory.wait_for_change(WAIT_S)
+        tasks = RepairTasks(client._context.ledgers.store)
+        for ledger_id in ledger_ids:
+            await tasks.create(
+                TaskRef(2, ledger_id, client._context.draw_token()), RepairTask({REASON_LOST: ["b3"]}, 0)
+            )
+        worker = Worker(client._context, AutoRecoveryConfig(retry_s=0.05), "w")
+        attempts, attempt = 0, worker.attempt
+
+        async def counted(*arguments: Any) -> Outcome:
+            nonlocal attempts
+            attempts += 1
+            return await attempt(*arguments)
+
+        async def lost(_: RepairTask) -> list[str]:
+            return ["b3"]  # as the auditor's record would say
+
+        monkeypatch.setattr(worker, "attempt", counted)
+        monkeypatch.setattr(worker, "_lost_still", lost)
+        working = asyncio.create_task(worker.run())
+        try:
+            await asyncio.sleep(3)  # Rests of 0.05, 0.1, … 1.6 s: six attempts.
+            assert 0 < attempts <= 7
+            await cluster["b4"].start()  # ends the rest
+            async with aclosing(tasks.watch_tasks()) as changes:
+                async for _ in changes:
+                    if not await tasks.refs():
+                        break
+            for ledger_id in ledger_ids:
+                assert all(one.entries_missing == 0 for one in await client.ledger_replicas(ledger_id))
+        finally:
+            working.cancel()
+            await asyncio.gather(working, return_exceptions=True)

@@ -456,7 +456,7 @@ MUTANTS = [
         585, "a worker tries one task after another where no bookie is left for the copies",
         (Edit("client_aio.autorecovery.worker:Worker._attempt",
               "isinstance(error, NotEnoughBookiesError)", "False"),),
-        tests=("tests/integration/test_autorecovery.py", "-k", "less_and_less"),
+        tests=("tests/integration/test_scarce_bookies.py", "-k", "less_and_less"),
         note="nothing is lost: the metadata store is kept busy",
     ),
     Mutant(
