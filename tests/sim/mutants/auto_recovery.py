@@ -131,7 +131,7 @@ MUTANTS = [
     ),
     Mutant(
         452, "a bookie that lists everything lacks nothing, whatever its task says",
-        (Edit(f"{_WORKER}._attempt", "set(task.doubted)\n", "set()\n"),),
+        (Edit(f"{_WORKER}._attempt", "set(task.doubted), False\n", "set(), False\n"),),
         tests=("tests/integration/test_autorecovery.py", "-k", "sample_found"),
     ),
     Mutant(
