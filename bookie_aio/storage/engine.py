@@ -472,9 +472,10 @@ class Engine:
             state = self._accept_change(row, change, done)
         except DiskFullError:
             if not self.is_deleted(ledger_id):
-                self._ledgers.state(ledger_id).mark(number, is_of_listed=is_of_listed)
+                state = self._ledgers.state(ledger_id)
+                state.mark(number, is_of_listed=is_of_listed, is_proven=False)
             raise
-        state.mark(number, is_of_listed=is_of_listed)  # from now on, durable or not
+        state.mark(number, is_of_listed=is_of_listed, is_proven=False)  # from now on, durable or not
 
     def append_lock(self, ledger_id: int, lock: bytes, done: Done) -> None:
         """Accept a ledger's lock, which counts from this call on, durable or not. Raises DiskFullError."""
@@ -608,7 +609,7 @@ class Engine:
         """
         state, marks = self._ledgers.get(ledger_id), self._ledgers.marks
         if not marks.number:
-            return state is not None and state.doubted > state.lifted
+            return state is not None and state.is_in_doubt
         return marks.is_in_doubt(ledger_id, state)
 
     def last_entry(self, ledger_id: int) -> int:

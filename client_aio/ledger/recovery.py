@@ -557,6 +557,11 @@ class Recovery:
         """List what a bookie has of the last fragment. It is fenced: only recoveries add entries by now."""
         connection = await self._context.pool.get(bookie_id)
         rows, is_damaged = await list_last_fragment(self._context, self.metadata, connection)
+        if is_damaged:
+            # Where only bytes of listed entries are damaged, the list has all that the bookie had. A doubt
+            # that has ended since the list would let the bookie deny entries, too.
+            request = ReadLac(self.metadata.ledger_id, NO_TERM, NO_ENTRY, 0)
+            is_damaged = (await ask_lac(self._context, self._digest, bookie_id, request)).is_damaged
         self._lists.note(seat, rows, is_damaged=is_damaged or bookie_id in self._scope.unjudged)
 
     def _patience_s(self, tally: FenceTally, waiting: Iterable[int]) -> float | None:

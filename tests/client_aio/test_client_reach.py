@@ -23,6 +23,7 @@ from bookie_aio.wire.messages import (
     Status,
     Stop,
 )
+from metadata.access.bookies import SetBack, SetBacks
 from metadata.model.ledger import LedgerState
 from tests.support.rawclient import lac_statement
 from tests.support.scriptedbookies import LEDGER, Scene, scene
@@ -114,6 +115,36 @@ async def test_a_writer_is_not_fenced_where_too_few_bookies_could_be_written_bac
         assert not bookies.fences
         metadata, _ = await now.ledgers.read(LEDGER)
         assert metadata.state is LedgerState.OPEN
+
+
+@pytest.mark.parametrize("in_doubt", [False, True])
+async def test_behind_a_set_back_a_list_counts_though_listed_entries_are_damaged(in_doubt: bool) -> None:
+    """Two bookies, each with the mark of one damaged entry, still list all that they ever had."""
+
+    async def answering(request: Message) -> Message | None:
+        if isinstance(request, ReadLac) and in_doubt:
+            return ReadLacAnswer(lac_statement(LEDGER, 2, content_term=0), 2, True)
+        if isinstance(request, Add):
+            added.append(request)
+            return Done()
+        return None
+
+    added: list[Add] = []
+    async with scene(4) as now, asyncio.timeout(WAIT_S):
+        await now.create()
+        event = SetBack("an event", "b0", 0, LEDGER + 1, ["b0", "b1", "b2", "b3"])
+        await SetBacks().replace(now.ledgers.store, [event])
+        for bookie in now.bookies[:3]:
+            bookie.hold(range(3))
+            bookie.lac = (0, 2)
+        for bookie in now.bookies[:2]:
+            bookie.has_mark, bookie.script = True, answering
+        try:
+            async with now.client.open_ledger(LEDGER, recover=True) as reader:
+                assert reader.last_add_confirmed == 2
+        except client_aio.LedgerRecoveryError:
+            assert in_doubt
+        assert not added or in_doubt
 
 
 @pytest.mark.parametrize("held", [range(3), (0, 1, 2, 4)], ids=["nothing more", "one behind the end"])

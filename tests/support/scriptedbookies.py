@@ -57,6 +57,7 @@ class ScriptedBookie:
         self.bookie_id = bookie_id
         self.entries: dict[int, tuple[int, bytes]] = {}  # content term and payload
         self.lac: tuple[int, int] | None = None  # content term and LAC of its statement
+        self.has_mark = False  # of lost data, by its list of entries
         self.script: Callable[[Message], Awaitable[Message | Failure | None]] | None = None
         self.registration: Registration
         self._tasks: set[asyncio.Task[None]] = set()
@@ -135,7 +136,7 @@ class ScriptedBookie:
         if isinstance(request, ListEntries):
             ids = sorted(entry_id for entry_id in self.entries if entry_id >= request.from_entry)
             rows = [ROW.pack(entry_id, self.entries[entry_id][0], 1, 1) for entry_id in ids]
-            return ListEntriesAnswer(NO_ENTRY, False), b"".join(rows)
+            return ListEntriesAnswer(NO_ENTRY, self.has_mark), b"".join(rows)
         assert isinstance(request, (Read, ReadLac))
         term, lac = self.lac or (0, -1)
         statement = None if self.lac is None else lac_statement(request.ledger_id, lac, content_term=term)

@@ -28,7 +28,8 @@ Little-endian:
              is sealed; else both ledgers are 0)
       …  ranges × 16 bytes:  u64 first, u64 last id of deleted ledgers, ascending
       …  ledgers × 160 bytes: u64 ledger_id, u64 term, i64 highest entry, u32 flags (1: marked, 2: locked,
-             4: evicted once, 8: the marks that count concern listed entries only),
+             4: evicted once, 8: the marks that count concern listed entries only, 16: so does the highest
+             one, if it is found in a segment, too),
              u32 code's bytes (all ones: no statement), u64 content term, i64 LAC, i64 LAFR,
              u32 crc, u32 reserved, 32s code, 32s lock, u64 the segment from which on entries count,
              i64 the first entry that is kept, u64 the highest number of a mark of this ledger, u64 the
@@ -152,6 +153,7 @@ _FLAG_DAMAGED = 1
 _FLAG_LOCKED = 2
 _FLAG_EVICTED = 4
 _FLAG_OF_LISTED = 8
+_FLAG_UNPROVEN = 16
 _NO_STATEMENT = 0xFFFFFFFF
 LEDGER_BYTES = _LEDGER.size
 assert (_HEAD.size, _SEGMENT.size, LEDGER_BYTES) == (72, 48, 160)
@@ -161,8 +163,8 @@ class LedgerState:
     """The state of a ledger, beside the places of its entries."""
 
     __slots__ = (
-        "accepted", "doubted", "first", "last_entry", "lifted", "lock", "marked", "since", "statement",
-        "term", "was_evicted",
+        "accepted", "doubted", "first", "last_entry", "lifted", "listed", "lock", "marked", "since",
+        "statement", "term", "unproven", "was_evicted",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -171,6 +173,8 @@ class LedgerState:
         self.statement: LacStatement | None = None
         self.marked = 0  # the highest number of a mark of this ledger, perhaps not durable yet
         self.doubted = 0  # the highest of one that does not concern listed entries only
+        self.listed = 0  # the highest of one that does, and that a durable group holds
+        self.unproven = 0  # one of listed entries in a checkpoint of before its group was durable
         self.lifted = 0  # the highest number of a mark that was lifted, and is durable
         self.lock = b""  # checked against a request's token, perhaps not durable yet; empty: none
         self.accepted = 0  # the number of the last record accepted for it
@@ -186,13 +190,23 @@ class LedgerState:
     @property
     def is_in_doubt(self) -> bool:
         """Return whether a mark counts by which entries may have been lost that nothing lists."""
-        return self.doubted > self.lifted
+        return max(self.doubted, self.unproven if self.unproven > self.listed else 0) > self.lifted
 
-    def mark(self, number: int, *, is_of_listed: bool = False) -> None:
-        """Take a mark of this ledger."""
+    def mark(self, number: int, *, is_of_listed: bool = False, is_proven: bool = True) -> None:
+        """Take a mark of this ledger.
+
+        Args:
+            number: the mark's.
+            is_of_listed: it concerns listed entries only.
+            is_proven: a durable group stands behind those of the entries, such as the mark's own. A start
+                drops a damaged group that nothing stands behind, and does not list its entries any more. So
+                a mark that only a checkpoint has puts the ledger in doubt.
+        """
         self.marked = max(self.marked, number)
         if not is_of_listed:
             self.doubted = max(self.doubted, number)
+        elif is_proven:
+            self.listed = max(self.listed, number)
 
     def has_forgotten(self, lac: int) -> bool:
         """Return whether a LAC that was stated here is higher than any that is known."""
@@ -203,7 +217,8 @@ class LedgerState:
         self.term = max(self.term, other.term)
         self.last_entry = max(self.last_entry, other.last_entry)
         self.marked, self.lifted = max(self.marked, other.marked), max(self.lifted, other.lifted)
-        self.doubted = max(self.doubted, other.doubted)
+        self.doubted, self.listed = max(self.doubted, other.doubted), max(self.listed, other.listed)
+        self.unproven = max(self.unproven, other.unproven)
         self.lock = self.lock or other.lock
         self.since = max(self.since, other.since)
         self.first = max(self.first, other.first)
@@ -243,8 +258,9 @@ def pack_state(ledger_id: int, state: LedgerState) -> bytes:
         _FLAG_DAMAGED * state.is_marked
         | _FLAG_LOCKED * bool(state.lock)
         | _FLAG_EVICTED * state.was_evicted
-        | _FLAG_OF_LISTED * (not state.is_in_doubt)
     )
+    if not state.is_in_doubt:
+        flags |= _FLAG_OF_LISTED if state.listed >= state.marked else _FLAG_UNPROVEN
     return _LEDGER.pack(
         ledger_id, state.term, state.last_entry, flags,
         _NO_STATEMENT if statement is None else len(mac), term, lac, lafr, crc, 0, mac, state.lock,
@@ -264,9 +280,11 @@ def _state_of(fields: tuple[Any, ...]) -> LedgerState:
     ) = fields  # fmt: skip
     state = LedgerState()
     state.term, state.last_entry, state.since, state.first = term, last_entry, since, first
-    state.marked, state.lifted = marked, lifted
-    # Marks that were in doubt once, and were lifted, count no more. So one number tells both.
-    state.doubted = 0 if flags & _FLAG_OF_LISTED else marked
+    state.lifted = lifted
+    # Marks of a doubt that were lifted count no more. So one number tells all.
+    is_of_listed = bool(flags & (_FLAG_OF_LISTED | _FLAG_UNPROVEN))
+    state.mark(marked, is_of_listed=is_of_listed, is_proven=not flags & _FLAG_UNPROVEN)
+    state.unproven = marked if flags & _FLAG_UNPROVEN else 0
     state.lock = lock if flags & _FLAG_LOCKED else b""
     # Directories of before the flag have only the second form.
     state.was_evicted = bool(flags & _FLAG_EVICTED) or (since > 0 and last_entry < 0)

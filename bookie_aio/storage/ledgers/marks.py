@@ -58,7 +58,11 @@ class MarkedState(Protocol):
 
     marked: int
     doubted: int
+    listed: int
     lifted: int
+
+    @property
+    def is_in_doubt(self) -> bool: ...
 
 
 class Marks:
@@ -173,6 +177,7 @@ class Marks:
             one = state(ledger_id)
             one.marked = max(one.marked, number)
             one.doubted = max(one.doubted, replayed.doubts.get(ledger_id, 0))
+            one.listed = max(one.listed, number)  # a later group than those that list the entries
             self.learn(number)
         for ledger_id, number in replayed.lifts.items():
             one = state(ledger_id)
@@ -205,7 +210,7 @@ class Marks:
         number = self.number if ledger_id <= self.bound else 0
         if state is None:
             return number > 0
-        return max(number, state.doubted) > state.lifted
+        return number > state.lifted or state.is_in_doubt
 
     def is_fenced(self, ledger_id: int, state: MarkedState | None) -> bool:
         """Return whether the ledger counts as fenced, since its marks ended with those of all ledgers."""

@@ -139,8 +139,8 @@ class Lookup:
     async def mark(self, ledger_id: int, cause: Exception) -> None:
         """Mark a ledger of which a listed block is damaged, and wait until the mark is durable (rule 4).
 
-        Without space for the mark the ledger counts as damaged until the next start, which finds the damage
-        again. Cancelled, the mark is still written.
+        Without space for the mark the ledger counts as damaged until the next start, and in the next
+        checkpoint as in doubt. Cancelled, the mark is still written.
         """
         if self._ledgers.is_deleted(ledger_id):
             return

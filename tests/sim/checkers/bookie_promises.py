@@ -254,6 +254,12 @@ class Words:
         """Note that a bookie said that it may have had more of a ledger than it lists."""
         self._in_doubt.setdefault((bookie, ledger_id), len(self._history.events))
 
+    def ends_doubt(self, bookie: str, ledger_id: int | None) -> None:
+        """Note that a bookie lifts its marks of a ledger, or of all for None. Later ones may count."""
+        for key in list(self._in_doubt):
+            if key[0] == bookie and ledger_id in (None, key[1]):
+                del self._in_doubt[key]
+
     def is_doubted_by_others(self, ledger_id: int, bookie: str) -> bool:
         """Return whether another bookie said that of a ledger, and has not lifted its mark."""
         return any(one == ledger_id and name != bookie for name, one in self._in_doubt)
@@ -267,10 +273,9 @@ class Words:
             "LiftsHold",
             lambda: f"{bookie} has mark {mark} of ledger {ledger_id}, of which it had lifted {lifted}",
         )
-        if asked and not mark:
+        if asked and not mark:  # and `ends_doubt` has heard of it
             self.lifts += 1
             self._lifted[key] = (asked, number)
-            self._in_doubt.pop(key, None)
             metadata = self._history.ledger(ledger_id).metadata
             self._history.require(
                 metadata is None

@@ -68,6 +68,7 @@ def _followed(simulation: Simulation, floor_after_s: float) -> type[Bookie]:
             followed.append_forget = _forgetting(simulation, self.bookie_id, self._engine)
             self._ledger_gc._engine = cast("Engine", followed)
             _follow_scrubbing(simulation, self._engine)
+            _follow_lifts(simulation, self.bookie_id, self._engine)
 
     return FollowedBookie
 
@@ -117,6 +118,21 @@ def _folding(simulation: Simulation, name: str, engine: Engine) -> Callable[...,
             stats["ids_folded"] += last + 1 - ledger_id
 
     return append_tombstone
+
+
+def _follow_lifts(simulation: Simulation, name: str, engine: Engine) -> None:
+    words, marking = simulation.history.words, engine.marking
+    lift, end_all = marking.lift, marking.end_all
+
+    def lift_one(ledger_id: int, number: int, term: int, done: Any) -> None:
+        words.ends_doubt(name, ledger_id)
+        lift(ledger_id, number, term, done)
+
+    def end_marks(number: int, done: Any) -> None:
+        words.ends_doubt(name, None)
+        end_all(number, done)
+
+    vars(marking).update(lift=lift_one, end_all=end_marks)
 
 
 def _follow_scrubbing(simulation: Simulation, engine: Engine) -> None:

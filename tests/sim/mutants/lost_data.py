@@ -57,7 +57,7 @@ MUTANTS = [
     ),
     Mutant(
         582, "a checkpoint forgets that a ledger is in doubt",
-        (Edit("bookie_aio.storage.ledgers.checkpoint:pack_state", "(not state.is_in_doubt)", "True"),),
+        (Edit("bookie_aio.storage.ledgers.checkpoint:pack_state", "if not state.is_in_doubt:", "if True:"),),
         tests=("tests/bookie_aio/storage/test_storage_marks.py", "-k", "ends_no_doubt"),
         note="healed-disks restarts no bookie in doubt before its mark is lifted",
     ),
@@ -73,6 +73,33 @@ MUTANTS = [
               "return row.is_of_listed or self._is_in_doubt(row.ledger_id)", "return True"),),
         tests=(_DOUBT_TESTS,),
         note="as 583",
+    ),
+    Mutant(
+        586, "a checkpoint has a mark of listed entries before anything durable stands behind them",
+        (Edit("bookie_aio.storage.ledgers.checkpoint:pack_state",
+              "_FLAG_OF_LISTED if state.listed >= state.marked else _FLAG_UNPROVEN", "_FLAG_OF_LISTED"),),
+        tests=(_DOUBT_TESTS, "-k", "that_a_start_drops"),
+        note="a power cut has to come between the checkpoint and the witness, with the newest group damaged",
+    ),
+    Mutant(
+        587, "a damaged statement of a LAC is forgotten",
+        (Edit("bookie_aio.storage.segment.replay:Replayed.apply",
+              "self._harm(row)\n                continue\n", "continue\n"),),
+        tests=(_DOUBT_TESTS,),
+        note="as 581",
+    ),
+    Mutant(
+        588, "an index that is rebuilt marks no damage of its segment",
+        (Edit("bookie_aio.storage.maintenance.sealer:IndexRebuilder._rebuild",
+              "for ledger_id in {*found.damaged, *found.harmed}:", "for ledger_id in found.damaged:"),),
+        tests=(_DOUBT_TESTS, "-k", "rebuilt"),
+        note="nobody would repair it",
+    ),
+    Mutant(
+        589, "behind a set-back, a bookie with a mark counts as one that may have had more than it lists",
+        (Edit("client_aio.ledger.recovery:Recovery._list_one", "if is_damaged:", "if False:"),),
+        tests=("tests/client_aio/test_client_reach.py", "-k", "list_counts"),
+        note="the look before the fence went by another answer, so a takeover could fence, and then fail",
     ),
     Mutant(
         500, "a directory without its age counts as a new one",
