@@ -190,7 +190,7 @@ class LedgerState:
     @property
     def is_in_doubt(self) -> bool:
         """Return whether a mark counts by which entries may have been lost that nothing lists."""
-        return max(self.doubted, self.unproven if self.unproven > self.listed else 0) > self.lifted
+        return max(self.doubted, self.unproven) > self.lifted
 
     def mark(self, number: int, *, is_of_listed: bool = False, is_proven: bool = True) -> None:
         """Take a mark of this ledger.
@@ -207,6 +207,8 @@ class LedgerState:
             self.doubted = max(self.doubted, number)
         elif is_proven:
             self.listed = max(self.listed, number)
+            if number == self.unproven:
+                self.unproven = 0  # a later mark proves nothing of this one
 
     def has_forgotten(self, lac: int) -> bool:
         """Return whether a LAC that was stated here is higher than any that is known."""
@@ -255,9 +257,7 @@ def pack_state(ledger_id: int, state: LedgerState) -> bytes:
     statement = state.statement
     term, lac, lafr, crc, mac = statement or (0, 0, 0, 0, b"")
     flags = (
-        _FLAG_DAMAGED * state.is_marked
-        | _FLAG_LOCKED * bool(state.lock)
-        | _FLAG_EVICTED * state.was_evicted
+        _FLAG_DAMAGED * state.is_marked | _FLAG_LOCKED * bool(state.lock) | _FLAG_EVICTED * state.was_evicted
     )
     if not state.is_in_doubt:
         flags |= _FLAG_OF_LISTED if state.listed >= state.marked else _FLAG_UNPROVEN

@@ -57,12 +57,12 @@ class MarkedState(Protocol):
     """The state of a ledger (`checkpoint.LedgerState`), as far as marks are concerned."""
 
     marked: int
-    doubted: int
-    listed: int
     lifted: int
 
     @property
     def is_in_doubt(self) -> bool: ...
+
+    def mark(self, number: int, *, is_of_listed: bool = False, is_proven: bool = True) -> None: ...
 
 
 class Marks:
@@ -173,11 +173,8 @@ class Marks:
             self.learn_mark(number, bound)
         for number, fenced in replayed.ends_of_all:
             self.learn_end(number, fenced)
-        for ledger_id, number in replayed.marks.items():
-            one = state(ledger_id)
-            one.marked = max(one.marked, number)
-            one.doubted = max(one.doubted, replayed.doubts.get(ledger_id, 0))
-            one.listed = max(one.listed, number)  # a later group than those that list the entries
+        for ledger_id, number, is_of_listed in replayed.marks:
+            state(ledger_id).mark(number, is_of_listed=is_of_listed)
             self.learn(number)
         for ledger_id, number in replayed.lifts.items():
             one = state(ledger_id)

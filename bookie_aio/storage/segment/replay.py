@@ -77,9 +77,8 @@ class Replayed:
     Damaged blocks are listed."""
     lost_data_of_any_ledger: bool = False
     """Whether groups cannot be read, so that data of any ledger is damaged here."""
-    marks: dict[int, int] = field(default_factory=dict)
-    doubts: dict[int, int] = field(default_factory=dict)
-    """Those of the marks that do not concern listed entries only."""
+    marks: list[tuple[int, int, bool]] = field(default_factory=list)
+    """Ledger and number of each mark of one ledger, and whether it concerns listed entries only."""
     lifts: dict[int, int] = field(default_factory=dict)
     marks_of_all: list[tuple[int, int]] = field(default_factory=list)  # number, bound
     ends_of_all: list[tuple[int, int]] = field(default_factory=list)  # number, the highest fenced id
@@ -147,9 +146,7 @@ class Replayed:
                 if row.is_of_all:
                     self.marks_of_all.append((row.first, row.lac))
                 else:
-                    self.marks[ledger_id] = max(row.first, self.marks.get(ledger_id, 0))
-                    if not row.is_of_listed:
-                        self.doubts[ledger_id] = max(row.first, self.doubts.get(ledger_id, 0))
+                    self.marks.append((ledger_id, row.first, row.is_of_listed))
             elif row.kind == form.KIND_LIFT:
                 if row.is_of_all:
                     self.ends_of_all.append((row.first, row.lac))

@@ -183,6 +183,10 @@ async def test_a_mark_of_an_entry_that_a_start_drops_is_a_doubt(tmp_path: Path, 
         store = await Store.open(path)
         assert await store.read(1, 1, 1) == ({}, Stop.UNKNOWN, 1)
         assert store.engine.is_in_doubt(1)
+        # A later mark of listed entries proves nothing of the first one.
+        await when_durable(partial(store.engine.append_mark, 1, is_of_listed=True))
+        assert store.engine.is_in_doubt(1)
+        path = await store.crash_into(tmp_path / f"{path.name} again")
         await store.close()
 
 

@@ -63,7 +63,8 @@ MUTANTS = [
     ),
     Mutant(
         583, "a start forgets that a journaled mark puts its ledger in doubt",
-        (Edit("bookie_aio.storage.segment.replay:Replayed.apply", "if not row.is_of_listed:", "if False:"),),
+        (Edit("bookie_aio.storage.segment.replay:Replayed.apply",
+              "(ledger_id, row.first, row.is_of_listed)", "(ledger_id, row.first, True)"),),
         tests=(_DOUBT_TESTS,),
         note="the next checkpoint has the mark, so only a crash before it shows the difference",
     ),
