@@ -34,7 +34,7 @@ def test_whatever_a_power_cut_leaves_nothing_acknowledged_is_lost() -> None:
 
 
 def test_nothing_acknowledged_is_lost_by_starts_one_upon_another() -> None:
-    result = sweep_chains(3, chains=6)
+    result = sweep_chains(3, chains=4)
     assert result.states > 200
     assert result.damaged > 0
     assert not result.failures

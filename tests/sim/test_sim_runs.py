@@ -7,11 +7,11 @@ import pytest
 from tests.sim.campaign import runner
 from tests.sim.profiles import all_profiles, draw_plan
 
-SEEDS = 200
+SEEDS = 120
 
 
 @pytest.mark.long(80)
-def test_no_invariant_breaks_in_two_hundred_seeds() -> None:
+def test_no_invariant_breaks_in_the_first_seeds() -> None:
     tally = runner.run(all_profiles(), range(SEEDS))
     print("\n".join(tally.lines()))
     assert tally.seeds == SEEDS
