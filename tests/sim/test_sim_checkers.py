@@ -111,3 +111,9 @@ def _assert_good_until(deleted: list[int]) -> None:
         if deleted:
             return
     pytest.fail(f"none of {SEEDS_MAX} seeds left a ledger to delete")
+
+
+def test_a_list_that_was_asked_for_before_an_acknowledgement_need_not_have_the_entry() -> None:
+    """A slow bookie lists, and then acknowledges what it had received before."""
+    result = run_plan(draw_plan("duelling-holders", 1324044))
+    assert result.is_good, result.text

@@ -44,6 +44,8 @@ class Listing(NamedTuple):
     """Content terms and entries."""
     cannot_tell: bool
     """It has lost data, and may have held anything; or its disk is gone for good."""
+    asked_at: int = 0
+    """The number of events before it was asked. What it acknowledged since then may not be listed."""
 
 
 class Copies:
@@ -89,6 +91,9 @@ class Copies:
         for bookie in owing:
             promised = self._history.words.promised_under(bookie, ledger_id, fragment.content_term)
             if entry_id in promised and bookie not in copies:
+                if promised[entry_id] >= listings[bookie].asked_at:
+                    copies.append(bookie)  # a slow one: it was acknowledged when the list was under way
+                    continue
                 self._history.fail(
                     "NoForgottenAdd",
                     f"{bookie} acknowledged entry {entry_id} of ledger {ledger_id} and does not list it",
@@ -122,6 +127,7 @@ class Copies:
             return Listing(set(), cannot_tell=False)  # It left in order, so nobody needs a copy of its.
         give_up_at = loop.now + SERVES_WITHIN_S
         while True:
+            asked_at = len(self._history.events)
             try:
                 connection = await self._pool.get(bookie)
                 rows, is_damaged = await list_entries(connection, ledger_id, 0, 1 << 62, _ASKING_S)
@@ -143,7 +149,7 @@ class Copies:
         if is_damaged:
             await self._read_damaged(connection, ledger_id, rows)
         held = {(row.content_term, entry_id) for row in rows for entry_id in row.entry_ids}
-        return Listing(held, cannot_tell=is_damaged)
+        return Listing(held, cannot_tell=is_damaged, asked_at=asked_at)
 
     async def _read_damaged(self, connection: BookieConnection, ledger_id: int, rows: list[Row]) -> None:
         """Check where the answers of a bookie that lost data end."""
