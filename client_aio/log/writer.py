@@ -426,13 +426,14 @@ class LogWriter(ClosesOnExit):
         """Take no further step to another ledger; return when none is under way."""
         if self._roller is not None:
             await self._roller.abort()
-            self._rolls, self._roller = self._rolls + self._roller.rolls + 1, None
+            self._rolls, self._roller = self._rolls + self._roller.rolls, None
 
     def begin(self, listed: Listed) -> None:
         """Write to a ledger that has just been listed, first the records that wait for it."""
         ledger = listed.ledger
         if self._opened is not None:
             self._before = self.last_add_confirmed
+            self._rolls += 1  # by healing
         self._opened = ledger
         opener = self._healer.opener
         opener.forget_before(ledger.ledger_id)

@@ -308,3 +308,9 @@ def test_what_a_bookie_gives_to_a_repair_counts_as_held(profile: str, seed: int)
 def test_an_audit_goes_on_where_a_bookie_leaves_while_its_start_is_to_settle(profile: str, seed: int) -> None:
     """Its session had expired twice, a drain removed it, and the directory forgot it."""
     replay(profile, seed, pace=None)
+
+
+@pytest.mark.parametrize(("profile", "seed"), [("versatile-logs", 1330098)])
+def test_a_writer_counts_another_ledger_when_it_goes_on_there(profile: str, seed: int) -> None:
+    """It counted the next one when the healing began, and a roll that was asked for meanwhile saw none."""
+    replay(profile, seed, pace=None)
