@@ -38,12 +38,11 @@ from bookie_aio.storage.ledgers.checkpoint import Checkpoint, IdRanges, unpack_s
 from bookie_aio.storage.ledgers.ledger_table import LedgerTable, PackedTable
 from bookie_aio.storage.ledgers.marks import NO_LEDGER, Marks
 from bookie_aio.storage.segment import format as form
-from bookie_aio.storage.segment.replay import Group, Replayed, replay_segment
+from bookie_aio.storage.segment.replay import Damage, Group, Replayed, replay_segment
 from bookie_aio.storage.segment.segment import HAS_INDEX, Segment, SegmentRow, UnreadIndexError
 from bookie_aio.storage.segment.witness import Claim
 from bookie_aio.wire.blocks import Block
 from metadata.errors import CorruptRecordError, DiskFailedError
-from metadata.ids import NO_ENTRY
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -82,8 +81,8 @@ class RecoveredState:
     spares: list[tuple[str, str]] = field(default_factory=list)  # directory and name of spare files
     marks: Marks = field(default_factory=Marks)  # the marks of earlier starts
     lost_data_of_any_ledger: bool = False  # whether this start has to mark all ledgers
-    damaged: set[int] = field(default_factory=set)  # ledgers that this start has to mark
-    harmed: dict[int, int] = field(default_factory=dict)  # as in `Replayed`: these, too
+    damage: Damage = field(default_factory=Damage)  # of the ledgers that this start has to mark
+    ends_unproven: bool = False  # as in `Replayed`
     tail: Group | None = None  # the last group, if nothing proves that it was durable
     previous: tuple[int, int] = (0, 0)  # the newest segment, and the end of its durable groups
     next_id: int = 1
@@ -113,10 +112,14 @@ class RecoveredState:
     def add_losses(self, other: RecoveredState) -> None:
         """Add what was lost as another look at the same files has found, which may have renamed some."""
         self.lost_data_of_any_ledger |= other.lost_data_of_any_ledger
-        unlisted = other.harmed.keys() - self.harmed.keys()  # that look listed what this one does not find
-        self.damaged |= {one for one in (*other.damaged, *unlisted) if one not in self.deleted}
-        for ledger_id in other.harmed.keys() & self.harmed.keys():
-            self.harmed[ledger_id] = max(self.harmed[ledger_id], other.harmed[ledger_id])
+        self.ends_unproven |= other.ends_unproven
+        for ledger_id in other.damage.ledgers:
+            if ledger_id in self.deleted:
+                continue
+            if ledger_id in other.damage.lost or ledger_id not in self.damage.harmed:
+                self.damage.lost.add(ledger_id)  # that look listed what this one does not find
+            else:
+                self.damage.harm(ledger_id, other.damage.harmed[ledger_id])
         self.next_id = max(self.next_id, other.next_id)
         self.notes[:0] = [note for note in other.notes if note not in self.notes]
 
@@ -125,8 +128,9 @@ class RecoveredState:
         for ledger_id in [one for one in self.ledgers.live if one in self.deleted]:
             self.ledgers.remove(ledger_id)
         self.ledgers.count()
-        self.damaged = {one for one in self.damaged if one not in self.deleted}
-        self.harmed = {one: lac for one, lac in self.harmed.items() if one not in self.deleted}
+        for ledger_id in [one for one in self.damage.ledgers if one in self.deleted]:
+            self.damage.lost.discard(ledger_id)
+            self.damage.harmed.pop(ledger_id, None)
 
     def first_records(self) -> list[Record]:
         """Return the records that the engine writes first: the tail's, and marks for the damage found.
@@ -153,7 +157,7 @@ class RecoveredState:
             change = Change(form.KIND_MARK, 0, is_for_all=True, number=number)
             row_of_all = form.mark_all_row(number, NO_LEDGER)
             records.append(Record(row_of_all, None, change, _ignore, form.ROW_BYTES))
-        for ledger_id in sorted({*self.damaged, *self.harmed}):
+        for ledger_id in self.damage.ledgers:
             number, is_of_listed = self.marks.draw(), not self._is_in_doubt(ledger_id)
             self.state(ledger_id).mark(number, is_of_listed=is_of_listed)
             change = Change(form.KIND_MARK, ledger_id, number=number, is_of_listed=is_of_listed)
@@ -162,18 +166,14 @@ class RecoveredState:
         return records
 
     def _is_in_doubt(self, ledger_id: int) -> bool:
-        """Return whether this start found more damage of a ledger than of what is listed."""
-        if ledger_id in self.damaged:
-            return True
-        return self.state(ledger_id).has_forgotten(self.harmed.get(ledger_id, NO_ENTRY))
+        """Return whether this start found more damage of a ledger than of what the next one lists, too."""
+        return self.ends_unproven or self.damage.is_in_doubt(ledger_id, self.state(ledger_id).statement)
 
     def _is_marked_anew(self, row: form.Row) -> bool:
         """Return whether this start makes a mark that stands for an earlier one as well."""
         if row.is_of_all:
             return self.lost_data_of_any_ledger and row.lac == NO_LEDGER
-        if row.ledger_id not in self.damaged and row.ledger_id not in self.harmed:
-            return False
-        return row.is_of_listed or self._is_in_doubt(row.ledger_id)
+        return row.ledger_id in self.damage  # The new one is of a doubt, as there is a tail.
 
 
 def _event_of(row: form.Row, body: memoryview) -> Block | Change:
@@ -305,7 +305,7 @@ class CrashRecovery:
         for why in files.contradictions(next_segment):
             found.lose_all(why)
         await self._open(sorted(on_disk | set(files.rows)))
-        if self._given_up and (found.lost_data_of_any_ledger or found.damaged or found.harmed):
+        if self._given_up and (found.lost_data_of_any_ledger or found.damage):
             raise _GivenUpSegmentsError
         found.unlisted += self._given_up
         found.drop_deleted()
@@ -530,7 +530,7 @@ class CrashRecovery:
         except CorruptRecordError:
             found.lose_all(why)
         else:
-            found.damaged.update(row.ledger_id for row in rows)
+            found.damage.lost.update(row.ledger_id for row in rows)
             found.notes.append(f"{why}; it held entries of {len(rows)} ledgers")
         found.useless.append(path)
 
@@ -691,13 +691,12 @@ class CrashRecovery:
         if result.lost_data_of_any_ledger and not found.lost_data_of_any_ledger:
             found.lose_all(f"segment {segment.segment_id} has groups that cannot be read")
         found.marks.learn_from(result, found.state)
-        for ledger_id in {*result.damaged, *result.harmed}:
+        for ledger_id in result.damage.ledgers:
             if not found.state(ledger_id).is_marked:
                 found.notes.append(f"segment {segment.segment_id} has damaged data of ledger {ledger_id}")
         # Also where they are marked: a client may be about to have that mark lifted, and not this one.
-        found.damaged |= result.damaged
-        for ledger_id, lac in result.harmed.items():
-            found.harmed[ledger_id] = max(lac, found.harmed.get(ledger_id, NO_ENTRY))
+        found.damage.add(result.damage)
+        found.ends_unproven |= result.ends_unproven
         for ledger_id, term in result.terms.items():
             state = found.state(ledger_id)
             state.term = max(state.term, term)

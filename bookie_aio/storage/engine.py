@@ -597,10 +597,7 @@ class Engine:
 
     def is_damaged(self, ledger_id: int) -> bool:
         """Return whether data of this ledger was lost, or may have been (rule 4)."""
-        state, marks = self._ledgers.get(ledger_id), self._ledgers.marks
-        if not marks.number:
-            return state is not None and state.marked > state.lifted
-        return marks.of(ledger_id, state) > 0
+        return self._ledgers.mark_of(ledger_id) > 0
 
     def is_in_doubt(self, ledger_id: int) -> bool:
         """Return whether this bookie may have had entries or fences of the ledger that it does not list.

@@ -237,7 +237,7 @@ class Inspector:
             one.last_entry,
             None if one.statement is None else one.statement.lac,
             one.first,
-            one.is_marked or ledger_id in state.damaged or ledger_id in state.harmed,
+            one.is_marked or ledger_id in state.damage,
             bool(one.lock),
             self._bytes_of.get(ledger_id, 0),
         )

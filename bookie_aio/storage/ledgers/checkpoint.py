@@ -54,7 +54,6 @@ from bookie_aio.storage.segment.format import UnknownVersionError
 from bookie_aio.storage.segment.segment import SegmentRow
 from bookie_aio.wire.blocks import LacStatement
 from metadata.errors import CorruptRecordError
-from metadata.ids import NO_ENTRY
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -209,10 +208,6 @@ class LedgerState:
             self.listed = max(self.listed, number)
             if number == self.unproven:
                 self.unproven = 0  # a later mark proves nothing of this one
-
-    def has_forgotten(self, lac: int) -> bool:
-        """Return whether a LAC that was stated here is higher than any that is known."""
-        return lac > (NO_ENTRY if self.statement is None else self.statement.lac)
 
     def raise_to(self, other: LedgerState) -> None:
         """Take in another state of the same ledger, older or newer: each value only grows."""

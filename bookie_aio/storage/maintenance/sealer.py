@@ -24,7 +24,6 @@ from bookie_aio.storage.segment.format import DATA_OFFSET
 from bookie_aio.storage.segment.replay import Replayed, replay_segment
 from bookie_aio.storage.segment.segment import SegmentRow, UnreadIndexError
 from metadata.errors import CorruptRecordError, DiskFailedError, DiskFullError
-from metadata.ids import NO_ENTRY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -275,12 +274,11 @@ class IndexRebuilder:
             if found.lost_data_of_any_ledger:
                 marks.learn_mark(marks.draw(), NO_LEDGER)
                 self._health.lose_data_of_any_ledger()
-            for ledger_id in {*found.damaged, *found.harmed}:
+            for ledger_id in found.damage.ledgers:
                 if self._ledgers.get(ledger_id) is not None:
                     state = self._ledgers.state(ledger_id)
-                    lac = found.harmed.get(ledger_id, NO_ENTRY)
-                    is_of_listed = ledger_id not in found.damaged and not state.has_forgotten(lac)
-                    state.mark(marks.draw(), is_of_listed=is_of_listed)
+                    is_in_doubt = found.damage.is_in_doubt(ledger_id, state.statement)
+                    state.mark(marks.draw(), is_of_listed=not is_in_doubt)
             await self._segments.unseal(segment, found.index)
             self._sealer.add_unsealed(segment)
         await self._sealer.seal_guarded()

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from bookie_aio.storage.segment import format as form
 from bookie_aio.storage.segment.index import MemoryIndex, Runs, pack_run
 from metadata.errors import DiskFailedError
+from metadata.ids import NO_ENTRY
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -53,6 +54,48 @@ class Group:
 
 
 @dataclass
+class Damage:
+    """The ledgers of which data is damaged, and how."""
+
+    lost: set[int] = field(default_factory=set)
+    """Ledgers of which more was lost than `harmed` tells."""
+    harmed: dict[int, int] = field(default_factory=dict)
+    """Ledgers with damaged blocks, which are listed, or statements; the highest LAC in these, −1 for none."""
+
+    def __bool__(self) -> bool:
+        """Return whether any ledger has damage."""
+        return bool(self.lost or self.harmed)
+
+    def __contains__(self, ledger_id: int) -> bool:
+        """Return whether a ledger has damage."""
+        return ledger_id in self.lost or ledger_id in self.harmed
+
+    @property
+    def ledgers(self) -> list[int]:
+        """Return the ledgers, ascending."""
+        return sorted({*self.lost, *self.harmed})
+
+    def harm(self, ledger_id: int, lac: int) -> None:
+        """Add a damaged block or statement, and the LAC that it stated."""
+        self.harmed[ledger_id] = max(lac, self.harmed.get(ledger_id, NO_ENTRY))
+
+    def add(self, other: Damage) -> None:
+        """Add the damage of another segment."""
+        self.lost |= other.lost
+        for ledger_id, lac in other.harmed.items():
+            self.harm(ledger_id, lac)
+
+    def is_in_doubt(self, ledger_id: int, known: LacStatement | None) -> bool:
+        """Return whether more was lost of a ledger than listed entries.
+
+        Args:
+            known: the ledger's highest statement that was not lost.
+        """
+        lac = NO_ENTRY if known is None else known.lac
+        return ledger_id in self.lost or self.harmed.get(ledger_id, NO_ENTRY) > lac
+
+
+@dataclass
 class Replayed:
     """The contents of a segment: the effects of its proven groups, and its tail."""
 
@@ -62,6 +105,9 @@ class Replayed:
     written: int = form.DATA_OFFSET  # the end of the last group with an intact head, proven or not
     previous: tuple[int, int] | None = None  # as any group names it, proven or not
     checkpoint: int = 0  # the newest that a group names, proven or not: it was durable before
+    ends_unproven: bool = False
+    """Whether nothing proves the last group. It may be in the page cache only, and it may be all that proves
+    the groups before. Behind a power cut a start drops a damaged one of these."""
     tail: Group | None = None
     terms: dict[int, int] = field(default_factory=dict)
     statements: dict[int, LacStatement] = field(default_factory=dict)
@@ -69,12 +115,8 @@ class Replayed:
     deleted: list[tuple[int, int]] = field(default_factory=list)  # first and last of each range
     trims: dict[int, int] = field(default_factory=dict)
     forgotten: set[int] = field(default_factory=set)
-    damaged: set[int] = field(default_factory=set)
-    """Ledgers of which more was lost here than `harmed` tells. Marks that stand in the segment are below."""
-    harmed: dict[int, int] = field(default_factory=dict)
-    """Ledgers with damaged blocks or statements, and the highest LAC in these; −1 for none.
-
-    Damaged blocks are listed."""
+    damage: Damage = field(default_factory=Damage)
+    """What is damaged here. Marks that stand in the segment are below."""
     lost_data_of_any_ledger: bool = False
     """Whether groups cannot be read, so that data of any ledger is damaged here."""
     marks: list[tuple[int, int, bool]] = field(default_factory=list)
@@ -88,12 +130,12 @@ class Replayed:
     @property
     def has_damage(self) -> bool:
         """Return whether any data is damaged here."""
-        return bool(self.damaged or self.harmed or self.lost_data_of_any_ledger)
+        return bool(self.damage) or self.lost_data_of_any_ledger
 
     def _harm(self, row: form.Row) -> None:
         """Note that the body of a block or a statement is damaged."""
-        lac = -1 if row.kind == form.KIND_BLOCK and row.flags & form.STATES_NOTHING else row.lac
-        self.harmed[row.ledger_id] = max(lac, self.harmed.get(row.ledger_id, -1))
+        states_nothing = row.kind == form.KIND_BLOCK and row.flags & form.STATES_NOTHING
+        self.damage.harm(row.ledger_id, NO_ENTRY if states_nothing else row.lac)
 
     def apply(self, group: Group) -> None:
         """Add the effects of a proven group."""
@@ -139,7 +181,7 @@ class Replayed:
             elif row.kind == form.KIND_LOCK:
                 if number in group.damaged:
                     # Rule 4: without the mark, the next client to come would lock the ledger.
-                    self.damaged.add(ledger_id)
+                    self.damage.lost.add(ledger_id)
                 else:
                     self.locks[ledger_id] = bytes(group.bodies[number])
             elif row.kind == form.KIND_MARK:
@@ -347,8 +389,9 @@ async def replay_segment(
     if unproven is not None:
         if not is_last or (proven_end is not None and unproven.header.end <= proven_end):
             found.apply(unproven)
-        elif not unproven.damaged:
-            found.tail = unproven
+        else:
+            found.ends_unproven = True
+            found.tail = None if unproven.damaged else unproven
     if proven_end is not None:
         found.end = max(found.end, proven_end)
     found.written = max(found.written, found.end)

@@ -12,9 +12,10 @@ import pytest
 from bookie_aio.storage.crash_recovery import RecoveredState
 from bookie_aio.storage.journal import when_durable
 from bookie_aio.storage.ledgers.checkpoint import LedgerState, pack_state, unpack_state
+from bookie_aio.storage.segment.format import GROUP_MAGIC
 from bookie_aio.wire.blocks import LacStatement
 from bookie_aio.wire.messages import Stop
-from metadata.errors import DiskFullError
+from metadata.errors import DiskFailedError, DiskFullError
 from tests.support.storage import FaultyDisk, Store, lose_claims, make_block
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ class Stored:
         self.macs: dict[bytes, int] = {}
         self.hurt: set[int] = set()  # ledgers
         self.hurt_codes: set[int] = set()
+        self.is_claimed = True  # the last group, by a witness
 
     async def fill(self, store: Store) -> None:
         """Store blocks and statements of LACs, in groups of several."""
@@ -101,8 +103,10 @@ class Stored:
                 assert store.engine.is_damaged(ledger_id) is (ledger_id in self.hurt or is_doubted)
             statement = store.engine.statement(ledger_id)
             lac = -1 if statement is None else statement.lac
-            # In doubt is who may have forgotten a LAC, and nobody else.
-            assert store.engine.is_in_doubt(ledger_id) is (is_doubted or lac < self.lacs[ledger_id])
+            # In doubt is who may have forgotten a LAC, or who had damage when nothing proved the last group.
+            must_be = is_doubted or lac < self.lacs[ledger_id]
+            may_be = must_be or (not self.is_claimed and ledger_id in self.hurt | self.hurt_codes)
+            assert must_be <= store.engine.is_in_doubt(ledger_id) <= may_be
             assert may_doubt or lac == self.lacs[ledger_id]
 
 
@@ -118,6 +122,7 @@ async def test_flipped_bits_in_entries_put_nothing_else_in_doubt(tmp_path: Path,
         path = await store.crash_into(tmp_path / "killed")
         if rng.random() < 0.5:
             lose_claims(path)
+            stored.is_claimed = False
     await store.close()
     flipped = stored.flip(path)
     for number in range(3):
@@ -132,19 +137,19 @@ async def test_flipped_bits_in_entries_put_nothing_else_in_doubt(tmp_path: Path,
 
 def test_what_two_looks_at_the_same_files_find_counts_together() -> None:
     first, second = RecoveredState(), RecoveredState()
-    first.harmed, second.harmed = {1: 5, 2: 3, 4: 1}, {1: 2, 3: 8}
+    first.damage.harmed, second.damage.harmed = {1: 5, 2: 3, 4: 1}, {1: 2, 3: 8}
     second.deleted.add(4)
     second.add_losses(first)
-    assert second.harmed == {1: 5, 3: 8}
-    assert second.damaged == {2}  # listed by the first look only
+    assert second.damage.harmed == {1: 5, 3: 8}
+    assert second.damage.lost == {2}  # listed by the first look only
 
 
 def test_what_is_deleted_is_marked_no_more() -> None:
     found = RecoveredState()
-    found.harmed, found.damaged = {1: 5, 2: 3}, {1, 3}
+    found.damage.harmed, found.damage.lost = {1: 5, 2: 3}, {1, 3}
     found.deleted.add(1)
     found.drop_deleted()
-    assert (found.harmed, found.damaged) == ({2: 3}, {3})
+    assert (found.damage.harmed, found.damage.lost) == ({2: 3}, {3})
 
 
 def test_of_two_states_of_a_ledger_each_doubt_counts() -> None:
@@ -188,6 +193,32 @@ async def test_a_mark_of_an_entry_that_a_start_drops_is_a_doubt(tmp_path: Path, 
         assert store.engine.is_in_doubt(1)
         path = await store.crash_into(tmp_path / f"{path.name} again")
         await store.close()
+
+
+async def test_an_entry_that_only_a_tail_in_the_page_cache_proves_is_in_doubt(
+    tmp_path: Path,
+) -> None:
+    """A start has marked the entry, and fails to write. A power cut takes the group behind the entry's."""
+    store = await Store.open(tmp_path / "first")
+    await store.add(make_block(1, 0, [b"first" * 20], lac=-1))
+    await store.settled()
+    await store.add(make_block(1, 1, [b"PRECIOUS" * 20], lac=-1))
+    await store.add(make_block(2, 0, [b"TAIL" * 20]))
+    path = lose_claims(await store.crash_into(tmp_path / "killed"))
+    await store.close()
+    (segment,) = (one for one in path.glob("*.segment") if b"PRECIOUS" in one.read_bytes())
+    segment.write_bytes(segment.read_bytes().replace(b"PRECIOUS", b"XRECIOUS", 1))
+    disk = FaultyDisk()
+    disk.fail_journal_write = 1
+    with pytest.raises(DiskFailedError):
+        await Store.open(path, disk=disk)
+    data = segment.read_bytes()
+    tail = data.rfind(GROUP_MAGIC, 0, data.find(b"TAIL"))
+    segment.write_bytes(data[:tail].ljust(len(data), b"\0"))
+    store = await Store.open(lose_claims(path))
+    assert await store.read(1, 1, 1) == ({}, Stop.UNKNOWN, 1)
+    assert store.engine.is_in_doubt(1)
+    await store.close()
 
 
 async def test_a_mark_without_room_is_of_listed_entries_until_the_next_start(tmp_path: Path) -> None:

@@ -50,8 +50,9 @@ MUTANTS = [
     ),
     Mutant(
         581, "a start that lost the highest LAC of a ledger is in no doubt",
-        (Edit("bookie_aio.storage.ledgers.checkpoint:LedgerState.has_forgotten",
-              "return lac > (NO_ENTRY if self.statement is None else self.statement.lac)", "return False"),),
+        (Edit("bookie_aio.storage.segment.replay:Damage.is_in_doubt",
+              "return ledger_id in self.lost or self.harmed.get(ledger_id, NO_ENTRY) > lac",
+              "return ledger_id in self.lost"),),
         tests=(_DOUBT_TESTS,),
         note="a reader that wants the LAC would be told a lower one",
     ),
@@ -69,18 +70,18 @@ MUTANTS = [
         note="the next checkpoint has the mark, so only a crash before it shows the difference",
     ),
     Mutant(
-        584, "damage of listed entries replaces the mark of a doubt in the last group",
-        (Edit("bookie_aio.storage.crash_recovery:RecoveredState._is_marked_anew",
-              "return row.is_of_listed or self._is_in_doubt(row.ledger_id)", "return True"),),
-        tests=(_DOUBT_TESTS,),
-        note="as 583",
-    ),
-    Mutant(
         586, "a checkpoint has a mark of listed entries before anything durable stands behind them",
         (Edit("bookie_aio.storage.ledgers.checkpoint:pack_state",
               "_FLAG_OF_LISTED if state.listed >= state.marked else _FLAG_UNPROVEN", "_FLAG_OF_LISTED"),),
         tests=(_DOUBT_TESTS, "-k", "that_a_start_drops"),
         note="a power cut has to come between the checkpoint and the witness, with the newest group damaged",
+    ),
+    Mutant(
+        590, "a start takes what it listed for proven before its own first group is durable",
+        (Edit("bookie_aio.storage.crash_recovery:RecoveredState._is_in_doubt",
+              "self.ends_unproven or ", ""),),
+        tests=(_DOUBT_TESTS, "-k", "in_the_page_cache"),
+        note="as 586, behind a start that could not write",
     ),
     Mutant(
         587, "a damaged statement of a LAC is forgotten",
@@ -92,7 +93,7 @@ MUTANTS = [
     Mutant(
         588, "an index that is rebuilt marks no damage of its segment",
         (Edit("bookie_aio.storage.maintenance.sealer:IndexRebuilder._rebuild",
-              "for ledger_id in {*found.damaged, *found.harmed}:", "for ledger_id in found.damaged:"),),
+              "for ledger_id in found.damage.ledgers:", "for ledger_id in found.damage.lost:"),),
         tests=(_DOUBT_TESTS, "-k", "rebuilt"),
         note="nobody would repair it",
     ),
