@@ -28,6 +28,7 @@ from metadata.model.ledger import LedgerState
 from tests.support.cli import Cli
 from tests.support.cluster import Cluster
 from tests.support.rawclient import RawClient
+from tests.support.replicas import every_copy
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -321,31 +322,32 @@ async def displaced(
 
     Yields:
         The writer, which has had 20 entries acknowledged; and the bookies that the older copy names. The
-        first two of these have 10 and 15 entries.
+        first two of these have 10 and 15 entries; all others have the last one that was acknowledged.
     """
-    await cluster.start()
-    async with client_aio.connect(cluster.uri, connect_timeout_s=2) as client:
+    async with cluster, client_aio.connect(cluster.uri, connect_timeout_s=2) as client:
         writer = await client.create_ledger()
         await writer.add_entries([b"%d" % number for number in range(10)])
         named = list((await client.ledger_metadata(writer.ledger_id)).last_fragment.bookies)
         await asyncio.to_thread(copy_running_metadata, folder, "older")
         for bookie_id, following in ((named[0], 15), (named[1], 20)):
+            await every_copy(client, writer.ledger_id)
             await cluster[bookie_id].kill()
-            present = writer.last_add_confirmed + 1
-            await writer.add_entries([b"%d" % number for number in range(present, following)])
+            await writer.add_entry(b"%d" % (writer.last_add_confirmed + 1))
 
             async def is_replaced(bookie_id: str = bookie_id) -> bool:
                 found = (await client.ledger_metadata(writer.ledger_id)).last_fragment
                 return bookie_id not in found.bookies
 
             await until(is_replaced)
+            present = writer.last_add_confirmed + 1
+            await writer.add_entries([b"%d" % number for number in range(present, following)])
+        await every_copy(client, writer.ledger_id)
         holder = next(name for name in cluster.bookies if name not in named)
         await raised(cluster, holder)
         await cluster.end()
         restore_metadata(folder, "older")
         yield writer, named
         await writer.abort()
-        await cluster.end()
 
 
 def copy_running_metadata(folder: Path, name: str) -> None:
