@@ -48,10 +48,10 @@ class Limits:
     slow_lane_slice_s: float = 0.0005
     """The time for all requests but adds, over all connections, before the adds that have come go first."""
     received_bytes_max: int = 24 * MIB
-    """Receive buffers of connections that have stored an add, over all of these connections.
+    """Receive buffers of connections that have stored an add; those of all others may take as much again.
 
-    Receive buffers of all other connections have a budget of the same size. A frame gets its buffer only
-    where its whole length has room. Where no other frame has room, one may exceed the limit.
+    A frame gets its buffer only where its whole length has room. Where no other frame has room, one may
+    exceed the limit.
     """
     received_rate_min: int = MIB
     """Bytes per second at which a frame has to arrive while other frames wait for room."""

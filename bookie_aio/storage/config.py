@@ -28,6 +28,6 @@ class StorageConfig:
     """Bytes of the locations of ledgers that were read: 48 for each ledger in each segment."""
     live_ledgers_max: int = 4096
     """States of ledgers that are kept as objects and written with each checkpoint; a fourth of all ledgers if
-    that is more. The other states are in a table, at 152 bytes each."""
+    that is more. The other states are in a table, at 168 bytes each."""
     compaction: CompactionConfig = field(default_factory=CompactionConfig)
     scrub: ScrubConfig = field(default_factory=ScrubConfig)

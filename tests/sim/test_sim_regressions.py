@@ -314,3 +314,9 @@ def test_an_audit_goes_on_where_a_bookie_leaves_while_its_start_is_to_settle(pro
 def test_a_writer_counts_another_ledger_when_it_goes_on_there(profile: str, seed: int) -> None:
     """It counted the next one when the healing began, and a roll that was asked for meanwhile saw none."""
     replay(profile, seed, pace=None)
+
+
+@pytest.mark.parametrize(("profile", "seed"), [("set-back-under-writers", 1351230)])
+def test_an_id_may_have_been_dropped_by_metadata_that_an_older_copy_replaced(profile: str, seed: int) -> None:
+    """Of the checker: the client drew the id by these, and no bookie could be asked whether it is free."""
+    replay(profile, seed, pace=None)

@@ -18,7 +18,8 @@ bounded ones, those of logs, and unbounded ones. `tests.sim.cluster.wiretap` rep
 - LiftsHold: a mark that was lifted does not count again; a later mark has a higher number.
 - OnlyTheDeletedIsDropped: no bookie says that a ledger is deleted while its metadata are there (rule 15). A
   ledger that was created below the id floor is exempt: its creator died, or its request was late. The end of
-  what the event of a set-back covers counts as a floor.
+  what the event of a set-back covers counts as a floor. So does the floor of the metadata that an older copy
+  has replaced: a bookie has dropped the id by those, and could not be asked whether it is free.
 - FloorHolds: nobody adds to a ledger that was created below the id floor.
 - OpenLedgersAreNotFenced: no bookie refuses a term as too low while the ledger's metadata say OPEN.
 - LacIsAcknowledged: no bookie states a LAC of a bounded ledger that is not acknowledged.
@@ -62,8 +63,10 @@ class Words:
         self._lifted: dict[tuple[str, int], tuple[int, int]] = {}  # bookie, ledger → mark, event number
         self.lifts = 0
         self._floor = self._raised_to = 0
+        self._floor_ever = 0  # also of metadata that an older copy has replaced
         self._created: set[int] = set()
         self._late: set[int] = set()  # ledgers that were created below the floor
+        self._below_former: set[int] = set()  # of the others: below one that an older copy took back
         self._deleted: dict[tuple[str, int], float] = {}  # bookie, ledger → since when it says so
         self.fenced: dict[tuple[str, int], dict[int, Answered]] = {}  # bookie, ledger → term
 
@@ -75,6 +78,7 @@ class Words:
             return
         if key == KEY_ID_FLOOR:
             self._floor = max(self._floor, json.loads(value)["floor"])
+            self._floor_ever = max(self._floor_ever, self._floor)
         elif key == KEY_SET_BACKS:
             self._raised_to = _raised_to(value)
         elif key.startswith(f"{KEY_LEDGERS}/"):
@@ -82,6 +86,8 @@ class Words:
             if ledger_id not in self._created and ledger_id < max(self._floor, self._raised_to):
                 self._late.add(ledger_id)
                 self._history.ignore(ledger_id)
+            elif ledger_id not in self._created and ledger_id < self._floor_ever:
+                self._below_former.add(ledger_id)
             self._created.add(ledger_id)
 
     def set_back(self, copy: TreeCopy) -> None:
@@ -212,7 +218,8 @@ class Words:
 
     def deleted(self, bookie: str, ledger_id: int) -> None:
         """Note that a bookie said that a ledger is deleted."""
-        self.drops(bookie, ledger_id)
+        if ledger_id not in self._below_former:
+            self.drops(bookie, ledger_id)
         self._deleted.setdefault((bookie, ledger_id), self._history.now())
 
     def drops(self, bookie: str, ledger_id: int) -> None:
