@@ -65,6 +65,16 @@ class RecoveryScope:
         return cls(bookies, (len(bookies), len(bookies), metadata.ack_quorum), is_wide=True)
 
 
+async def events_of(store: MetadataStore, ledger_id: int) -> list[SetBack]:
+    """Return the events of set-backs that cover a ledger, as of this call or later.
+
+    Raises:
+        MetadataUnavailableError: the metadata store did not answer in time.
+    """
+    await store.sync(KEY_SET_BACKS)
+    return [one for one in (await SetBacks.read(store)).events if ledger_id < one.raised_to]
+
+
 async def recovery_scope(context: ClientContext, metadata: LedgerMetadata) -> RecoveryScope:
     """Return which bookies to ask.
 
@@ -75,8 +85,7 @@ async def recovery_scope(context: ClientContext, metadata: LedgerMetadata) -> Re
         MetadataUnavailableError: the metadata store did not answer in time.
     """
     store = context.ledgers.store
-    await store.sync(KEY_SET_BACKS)
-    events = [one for one in (await SetBacks.read(store)).events if metadata.ledger_id < one.raised_to]
+    events = await events_of(store, metadata.ledger_id)
     if not events:
         return RecoveryScope.of(metadata)
     # The copy may lack the cookies of bookies that came later: registrations and events name those.

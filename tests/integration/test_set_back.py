@@ -473,6 +473,95 @@ async def test_an_unbounded_ledger_that_was_trimmed_behind_the_copy_is_taken_ove
             assert found == [*(b"%d" % number for number in range(20, 30)), b"more"]
 
 
+@contextlib.asynccontextmanager
+async def writer_of_before(
+    folder: Path, cluster: Cluster, *, is_closed: bool
+) -> AsyncIterator[tuple[client_aio.LedgerWriter, list[str], list[str]]]:
+    """Have a writer live on while the metadata are set back, and no bookie runs.
+
+    Args:
+        is_closed: a recovery has closed the ledger since the copy was taken.
+
+    Yields:
+        The writer, which has had 10 entries acknowledged; its bookies; and the other two.
+    """
+    async with cluster, client_aio.connect(cluster.uri, connect_timeout_s=2) as client:
+        writer = await client.create_ledger()
+        await writer.add_entries([b"%d" % number for number in range(10)])
+        await every_copy(client, writer.ledger_id)
+        await asyncio.to_thread(copy_running_metadata, folder, "older")
+        named = list(writer.metadata.last_fragment.bookies)
+        if is_closed:
+            async with client_aio.connect(cluster.uri) as other:
+                assert (await other.open_ledger(writer.ledger_id, recover=True)).is_closed
+        await raised(cluster, named[0])
+        await cluster.end()
+        restore_metadata(folder, "older")
+        yield writer, named, [name for name in cluster.bookies if name not in named]
+        await writer.abort()
+
+
+async def start(cluster: Cluster, *names: str) -> None:
+    await asyncio.gather(*(cluster[name].start() for name in names))
+
+
+async def is_waiting(going_on: asyncio.Future[Any]) -> None:
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(asyncio.shield(going_on), 1)
+
+
+@pytest.mark.parametrize("how", ["add", "close"])
+async def test_a_writer_does_not_go_on_by_older_metadata_behind_a_recovery(tmp_path: Path, how: str) -> None:
+    """They have its ledger OPEN, and two bookies would take its entries that nobody has fenced."""
+    cluster = Cluster(tmp_path, bookies=5)
+    async with (
+        asyncio.timeout(4 * WAIT_S),
+        writer_of_before(tmp_path, cluster, is_closed=True) as (writer, named, others),
+    ):
+        await start(cluster, *others)
+        going_on = asyncio.ensure_future(writer.add_entry(b"10") if how == "add" else writer.close())
+        await is_waiting(going_on)
+        await start(cluster, named[2])
+        with pytest.raises(client_aio.LedgerFencedError):
+            await going_on
+        await start(cluster, *named[:2])
+        async with client_aio.connect(cluster.uri) as client:
+            reader = await client.open_ledger(writer.ledger_id, recover=True)
+            assert reader.last_add_confirmed == 9
+
+
+async def test_a_writer_goes_on_by_older_metadata_once_enough_bookies_say_that_nobody_fenced_it(
+    tmp_path: Path,
+) -> None:
+    cluster = Cluster(tmp_path, bookies=5)
+    async with (
+        asyncio.timeout(4 * WAIT_S),
+        writer_of_before(tmp_path, cluster, is_closed=False) as (writer, named, others),
+    ):
+        await start(cluster, named[2], *others)
+        adding = writer.add_entry(b"10")
+        await is_waiting(adding)  # A recovery may have fenced the two that are away.
+        await start(cluster, named[0])
+        assert await adding == 10
+        assert (await writer.close()).last_entry == 10
+
+
+async def test_a_bookie_that_lost_data_does_not_say_that_nobody_fenced_it(tmp_path: Path) -> None:
+    """The fence may be among what it lost."""
+    cluster = Cluster(tmp_path, bookies=5)
+    async with (
+        asyncio.timeout(4 * WAIT_S),
+        writer_of_before(tmp_path, cluster, is_closed=False) as (writer, named, others),
+    ):
+        for path in cluster[named[0]].directory.glob("*.segment"):
+            path.unlink()
+        await start(cluster, *named[:2], *others)
+        adding = writer.add_entry(b"10")
+        await is_waiting(adding)
+        await start(cluster, named[2])
+        assert await adding == 10
+
+
 async def test_a_loss_by_older_metadata_names_the_bookies_that_have_what_is_lost(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, bookies=5)
     async with asyncio.timeout(4 * WAIT_S), displaced(tmp_path, cluster) as (writer, named):

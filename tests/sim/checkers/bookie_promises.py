@@ -20,7 +20,8 @@ bounded ones, those of logs, and unbounded ones. `tests.sim.cluster.wiretap` rep
   ledger that was created below the id floor is exempt: its creator died, or its request was late. The end of
   what the event of a set-back covers counts as a floor. So does the floor of the metadata that an older copy
   has replaced: a bookie has dropped the id by those, and could not be asked whether it is free.
-- FloorHolds: nobody adds to a ledger that was created below the id floor.
+- FloorHolds: nobody adds to a ledger that was created below the id floor. Its creator finds that floor behind
+  the creation, unless an older copy has come in between.
 - OpenLedgersAreNotFenced: no bookie refuses a term as too low while the ledger's metadata say OPEN.
 - LacIsAcknowledged: no bookie states a LAC of a bounded ledger that is not acknowledged.
 """
@@ -66,6 +67,7 @@ class Words:
         self._floor_ever = 0  # also of metadata that an older copy has replaced
         self._created: set[int] = set()
         self._late: set[int] = set()  # ledgers that were created below the floor
+        self._late_before: set[int] = set()  # those of metadata that an older copy has replaced
         self._below_former: set[int] = set()  # of the others: below one that an older copy took back
         self._deleted: dict[tuple[str, int], float] = {}  # bookie, ledger → since when it says so
         self.fenced: dict[tuple[str, int], dict[int, Answered]] = {}  # bookie, ledger → term
@@ -95,6 +97,7 @@ class Words:
         floor, events = copy.value(KEY_ID_FLOOR), copy.value(KEY_SET_BACKS)
         self._floor = 0 if floor is None else json.loads(floor)["floor"]
         self._raised_to = 0 if events is None else _raised_to(events)
+        self._late_before |= self._late
 
     def is_late(self, ledger_id: int) -> bool:
         """Return whether the ledger was created below the id floor."""
@@ -103,7 +106,7 @@ class Words:
     def adds(self, client: str, ledger_id: int) -> None:
         """Note that a client sends an add that is neither a recovery's nor a repair's."""
         self._history.require(
-            ledger_id not in self._late,
+            ledger_id not in self._late or ledger_id in self._late_before,
             "FloorHolds",
             lambda: f"{client} adds to ledger {ledger_id}, which was created below the id floor",
         )

@@ -308,6 +308,25 @@ MUTANTS = [
         note="rule 14 holds for repairs at the same time: the lock spares work, and is no safety",
     ),
     Mutant(
+        593, "a ledger whose entries were found nowhere has good copies of them",
+        (Edit("metadata.access.repair_tasks:RepairTask.good_copies",
+              "0 if self.entries_lost else known", "known"),),
+        tests=("tests/cli/test_cli_cluster_repair.py", "-k", "no_bookie_returns"),
+        note="no simulated run looks at the order of tasks",
+    ),
+    Mutant(
+        594, "an entry is lost as often as there are bookies that owe it",
+        (Edit("client_aio.core.repair_plan:entries_of",
+              "first = max(run.first, counted + 1)", "first = run.first"),),
+        tests=("tests/client_aio/core/test_client_repair_plan.py", "-k", "count_once"),
+    ),
+    Mutant(
+        595, "an entry that is marked on two bookies has three good copies",
+        (Edit("client_aio.core.audit:copies_by_replicas",
+              "or (one.is_marked and one.bookie_id not in marks_stay)", ""),),
+        tests=("tests/client_aio/core/test_client_audit.py", "-k", "no_good_copy"),
+    ),
+    Mutant(
         291, "a fragment that was repaired while it was verified counts as bad",
         (Edit("client_aio.autorecovery.verification:Verification._part",
               "if present == part:", "if True:"),),

@@ -168,6 +168,19 @@ MUTANTS = [
         tests=("tests/client_aio/test_client_recovery_scope.py", "-k", "counts_for_nothing"),
     ),
     Mutant(
+        591, "a writer changes older metadata without asking whether it was fenced",
+        (Edit("client_aio.ledger.standing:check_standing",
+              "doubts = await _doubts(context, metadata, digest, term, deadline)", 'doubts = ""'),),
+        tests=("tests/integration/test_set_back.py", "-k", "does_not_go_on"),
+        note="of 700 seeds of set-back-under-writers one shows it",
+    ),
+    Mutant(
+        592, "a bookie that lost data may say that nobody fenced the ledger",
+        (Edit("client_aio.ledger.standing:_doubts",
+              "task.result().is_damaged or name in scope.unjudged", "task.result() is None"),),
+        tests=("tests/integration/test_set_back.py", "-k", "does_not_say"),
+    ),
+    Mutant(
         520, "a recovery by older metadata asks the bookies that these name",
         (Edit("client_aio.ledger.recovery_scope:recovery_scope", "if not events:", "if True:"),),
         tests=("tests/integration/test_set_back.py", "-k", "other_bookies_acknowledged"),
