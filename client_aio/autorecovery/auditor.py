@@ -621,7 +621,8 @@ class Auditor:
         for one in states:
             if one.is_silent:
                 self._silent.setdefault(one.bookie_id, set()).add(ledger_id)
-        seats = seats_to_repair(states, (), (), marks_stay(metadata))
+        stay = marks_stay(metadata)
+        seats = seats_to_repair(states, (), (), stay)
         bad = set(seats.in_place)
         if not bad:
             bad = await _sample(self._context, metadata, {one.bookie_id for one in states if one.is_silent})
@@ -632,7 +633,7 @@ class Auditor:
         marked = {one.bookie_id for one in states if one.is_marked} & bad
         reasons = {REASON_MISSING: sorted(bad - marked), REASON_MARKED: sorted(marked)}
         found = {reason: bookies for reason, bookies in reasons.items() if bookies}
-        copies = copies_by_replicas(metadata.write_quorum, states)
+        copies = copies_by_replicas(metadata.write_quorum, states, stay, bad)
         aside = self._failed.aside.get(ledger_id)
         if aside is not None:
             if copies >= aside.copies and not new_reasons(found, aside.reasons):

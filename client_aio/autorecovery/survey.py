@@ -230,7 +230,9 @@ async def select_ledgers(
                 continue
             down = {name for name in layout.bookies if name not in context.pool.directory.available}
             lost, (ref, task) = layout.concerned(down), tasks.get(ledger_id, (None, None))
-            copies = layout.copies(down) if ref is None else min(layout.copies(down), ref.copies)
+            copies = layout.copies(down)
+            if ref is not None and task is not None:
+                copies = min(copies, task.good_copies(ref.copies))
             lacks = task is not None and any(task.reasons.get(reason) for reason in _LACKING)
             if wanted.under_replicated and not (lost or lacks or copies < metadata.write_quorum):
                 continue
@@ -313,7 +315,9 @@ class AutoRecoveryState:
     @property
     def by_copies(self) -> dict[int, int]:
         """Return how many tasks there are, by the number of good copies."""
-        return dict(sorted(Counter(ref.copies for ref in self.refs).items()))
+        copies = {ref: ref.copies for ref in self.refs}
+        copies |= {ref: task.good_copies(ref.copies) for ref, task in self.tasks}
+        return dict(sorted(Counter(copies.values()).items()))
 
     @property
     def lacking(self) -> dict[int, int]:
@@ -348,7 +352,7 @@ class AutoRecoveryState:
             "workers": [asdict(worker) for worker in self.workers],
             "last_audit": asdict(self.record),
             "failed": [
-                {"ledger_id": ref.ledger_id, "copies": ref.copies, **asdict(task)}
+                {"ledger_id": ref.ledger_id, "copies": task.good_copies(ref.copies), **asdict(task)}
                 for ref, task in self.tasks
                 if task.attempts
             ],

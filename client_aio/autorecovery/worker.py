@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
@@ -43,7 +42,7 @@ from client_aio.core.audit import (
 )
 from client_aio.core.courtesy import Courtesy, TokenBucket, is_urgent, share
 from client_aio.core.placement import spread
-from client_aio.core.repair_plan import Part, complete_parts
+from client_aio.core.repair_plan import EntryRun, Part, complete_parts, entries_of
 from client_aio.unbounded.paged_fragments import spans
 from metadata.access.bookies import SetBacks, unanswered_below
 from metadata.access.repair_tasks import (
@@ -403,8 +402,8 @@ class Worker:
         return outcome
 
     async def _attempt(self, ledger_id: int, lost_bookies: Collection[str], task: RepairTask) -> Outcome:
-        lost, errors, doubted, is_scarce = 0, [], set(task.doubted), False
-        found_nowhere = Counter[str]()
+        errors, doubted, is_scarce = [], set(task.doubted), False
+        lost, found_nowhere = _Lost(), _Lost()
         try:
             await self._context.pool.directory.refresh_since(self._loop.time() - RECENT_S)
             if REASON_ABANDONED in task.reasons:
@@ -426,7 +425,7 @@ class Worker:
                     names = (bookie_id, error.bookie_id)
                     doubted.update(name for name in names if name and name not in seats.replaced)
                 else:
-                    lost += sum(missing.values())
+                    lost.note(missing)
                     doubted.discard(bookie_id)
                     doubted.update(missing)
             left = seats
@@ -436,21 +435,21 @@ class Worker:
             else:
                 found_nowhere = await self._clear_absent(ledger_id)
                 if not seats.unknown:  # one that does not answer may hold the only copy of an entry
-                    found_nowhere += await self._spread(ledger_id)
+                    found_nowhere.note(await self._spread(ledger_id))
                 elif REASON_RACKS in task.reasons:
                     errors.append(f"{', '.join(seats.unknown)} does not answer")
-                lost += sum(found_nowhere.values())
+                lost.note(found_nowhere)
         except NoSuchLedgerError:
             return Outcome(is_done=True)  # It was deleted.
         except BookKeeperError as error:
             if error.bookie_id:
                 doubted.add(error.bookie_id)
-            return Outcome(False, str(error), lost, tuple(task.doubted | doubted))
+            return Outcome(False, str(error), lost.entries, tuple(task.doubted | doubted))
         lacking = (*left.in_place, *left.replaced)
         silent = [name for name in left.unknown if name in task.concerned | doubted]
         errors += [f"{name}: {_UNANSWERED}" for name in sorted(waiting)]
         if lost:
-            errors.append(f"{lost:,} entries can be had from no bookie")
+            errors.append(f"{lost.entries:,} entries can be had from no bookie")
         if silent:  # no answer is no proof that it has all of them by now
             errors.append(f"{', '.join(silent)} does not answer")
         if not lacking and not errors:
@@ -459,7 +458,7 @@ class Worker:
         silent_now = (task.doubted | doubted).intersection(left.unknown)
         unproven = (*lacking_now, *silent_now, *found_nowhere)
         why = "; ".join(errors) or f"{', '.join(lacking)} still lacks entries"
-        return Outcome(False, why, lost, unproven, is_scarce)
+        return Outcome(False, why, lost.entries, unproven, is_scarce)
 
     async def _end_abandoned(self, ledger_id: int, lost_bookies: Collection[str]) -> list[str]:
         """Close an abandoned ledger, or take it over; return why that failed, and go on."""
@@ -489,8 +488,9 @@ class Worker:
         states = replica_states(await list_replicas(self._context, ledger_id))
         running = self._context.pool.directory.available
         leaving = self._context.pool.directory.orders.leaving
-        seats = seats_to_repair(states, lost_bookies, running, marks_stay(metadata), leaving, doubted)
-        return seats, copies_by_replicas(metadata.write_quorum, states)
+        stay = marks_stay(metadata)
+        seats = seats_to_repair(states, lost_bookies, running, stay, leaving, doubted)
+        return seats, copies_by_replicas(metadata.write_quorum, states, stay, doubted)
 
     async def _unanswered(self, ledger_id: int, marked: Collection[str]) -> set[str]:
         """Return the marked bookies that lift no mark of the ledger before an operator has answered."""
@@ -499,16 +499,16 @@ class Worker:
         events = (await SetBacks.read(self._context.ledgers.store)).events
         return {one for one in marked if ledger_id < unanswered_below(events, one)}
 
-    async def _spread(self, ledger_id: int) -> Counter[str]:
+    async def _spread(self, ledger_id: int) -> _Lost:
         """Exchange bookies of complete fragments for some on other racks, if the policy spans racks.
 
         Returns:
-            How many entries no bookie returned, by the bookie that owes them now.
+            The entries that no bookie returned, by the bookie that owes them now.
 
         Raises:
             BookKeeperError: a copy could not be made, or the bookie cannot be had.
         """
-        missing = Counter[str]()
+        missing = _Lost()
         if not self._context.finder.spans_racks:
             return missing
         metadata, _ = await self._context.ledgers.read(ledger_id)
@@ -525,11 +525,11 @@ class Worker:
                 report = await self._run(ledger_id, bookies[seat], by=new, only=part.first_entry)
                 if not report.fragments:
                     break  # Another client changed the fragment, or trimmed it.
-                missing += _missing_of(report)
+                missing.add(report)
                 bookies[seat] = new
         return missing
 
-    async def _clear_absent(self, ledger_id: int) -> Counter[str]:
+    async def _clear_absent(self, ledger_id: int) -> _Lost:
         """Have the bookies verified in whose place others are recorded as holding what is absent.
 
         Such a record is left over where a repair was interrupted between its last copy and the record. All
@@ -543,7 +543,7 @@ class Worker:
         """
         metadata, _ = await self._context.ledgers.read(ledger_id)
         seats = {(each.first_entry, each.seat) for each in metadata.absent}
-        missing = Counter[str]()
+        missing = _Lost()
         if not seats:
             return missing
         async with aclosing(spans(self._context, metadata)) as found:
@@ -552,12 +552,10 @@ class Worker:
                     for first_entry, seat in seats:
                         bookie_id = part.bookies[seat]
                         if first_entry == part.first_entry:
-                            missing += _missing_of(
-                                await self._run(ledger_id, bookie_id, by=bookie_id, only=first_entry)
-                            )
+                            missing.add(await self._run(ledger_id, bookie_id, by=bookie_id, only=first_entry))
         return missing
 
-    async def _repair(self, ledger_id: int, bookie_id: str, *, in_place: bool) -> Counter[str]:
+    async def _repair(self, ledger_id: int, bookie_id: str, *, in_place: bool) -> _Lost:
         """Repair one bookie's part of a ledger; return as `_spread`."""
         by = bookie_id if in_place and self._takes_copies(bookie_id) else None
         order = self._context.pool.directory.orders.by_bookie.get(bookie_id)
@@ -565,7 +563,9 @@ class Worker:
         report = await self._run(ledger_id, bookie_id, by=by, preferred=preferred)
         if report.mark_left:
             logger.warning("ledger=%d bookie=%s keeps its mark: %s", ledger_id, bookie_id, report.mark_left)
-        return _missing_of(report)
+        missing = _Lost()
+        missing.add(report)
+        return missing
 
     def _takes_copies(self, bookie_id: str) -> bool:
         """Return whether a bookie that answers may be repaired in its place.
@@ -613,9 +613,21 @@ class Worker:
         self._courtesy.begin(self._loop.time())
 
 
-def _missing_of(report: RepairReport) -> Counter[str]:
-    missing = Counter[str]()
-    for fragment in report.fragments:
-        if fragment.lost:
-            missing[fragment.replacement] += sum(run.entries for run in fragment.lost)
-    return missing
+class _Lost(dict[str, list[EntryRun]]):
+    """The entries of one ledger that no bookie returned, by the bookie that owes them now."""
+
+    def add(self, report: RepairReport) -> None:
+        """Add what a repair did not find."""
+        for fragment in report.fragments:
+            if fragment.lost:
+                self.setdefault(fragment.replacement, []).extend(fragment.lost)
+
+    def note(self, others: _Lost) -> None:
+        """Add what other repairs did not find."""
+        for bookie_id, runs in others.items():
+            self.setdefault(bookie_id, []).extend(runs)
+
+    @property
+    def entries(self) -> int:
+        """Return how many entries there are: each counts once, however many bookies owe it."""
+        return entries_of(run for runs in self.values() for run in runs)

@@ -733,6 +733,8 @@ async def repair(
             ):
                 async for ledger, outcome in repaired:
                     rows.append({**ledger.row(), **outcome._asdict()})
+                    if outcome.entries_lost:
+                        rows[-1]["good_copies"] = 0
                     show(
                         len(rows), len(found.lacking), f"ledgers, {repairing.bytes_read / MIB:,.0f} MiB read"
                     )

@@ -489,14 +489,33 @@ def marks_stay(metadata: LedgerMetadata) -> Collection[str]:
     return {name for fragment in metadata.fragments for name in fragment.bookies}
 
 
-def copies_by_replicas(write_quorum: int, replicas: Iterable[ReplicaState]) -> int:
-    """Return the good copies of the scarcest entry, by what the bookies listed. A silent one has none."""
+def copies_by_replicas(
+    write_quorum: int,
+    replicas: Iterable[ReplicaState],
+    marks_stay: Collection[str],
+    doubted: Collection[str] = (),
+) -> int:
+    """Return the good copies that the scarcest entry has at least, by what the bookies listed.
+
+    A silent bookie has none. Nor has one that is marked or doubted: which of its entries are bad is unknown.
+
+    Args:
+        marks_stay: as of `seats_to_repair`. Such a mark alone tells of no bad copy that can be made good.
+        doubted: as of `seats_to_repair`.
+    """
     by_fragment: dict[int, list[ReplicaState]] = {}
     for replica in replicas:
         by_fragment.setdefault(replica.first_entry, []).append(replica)
     fewest = write_quorum
     for seats in by_fragment.values():
-        bad = {one.bookie_id for one in seats if one.is_silent or not one.is_whole}
+        bad = {
+            one.bookie_id
+            for one in seats
+            if one.is_silent
+            or not one.is_whole
+            or one.bookie_id in doubted
+            or (one.is_marked and one.bookie_id not in marks_stay)
+        }
         fewest = min(fewest, good_copies([one.bookie_id for one in seats], write_quorum, bad))
     return fewest
 

@@ -41,11 +41,12 @@ class Aside(NamedTuple):
     copies: int
     reasons: dict[str, list[str]]
     since_ms: int
+    entries_lost: int
 
     @property
     def task(self) -> RepairTask:
         """Return the task that it gets again. One more failure is enough to set it aside once more."""
-        return RepairTask(self.reasons, self.since_ms, FAILURES - 1, _WHY)
+        return RepairTask(self.reasons, self.since_ms, FAILURES - 1, _WHY, self.entries_lost)
 
 
 class FailedTasks:
@@ -81,7 +82,7 @@ class FailedTasks:
     def set_aside(self, ref: TaskRef, task: RepairTask) -> None:
         """Note that a task is about to give its place."""
         reasons = self._shared.setdefault(repr(sorted(task.reasons.items())), task.reasons)
-        self.aside[ref.ledger_id] = Aside(ref.copies, reasons, task.since_ms)
+        self.aside[ref.ledger_id] = Aside(ref.copies, reasons, task.since_ms, task.entries_lost)
 
     def brought_back(self, ledger_id: int) -> None:
         """Forget a ledger that has a task again, or needs none."""
@@ -97,7 +98,7 @@ class FailedTasks:
     @property
     def by_copies(self) -> dict[int, int]:
         """Return how many ledgers are set aside, by the number of good copies."""
-        return dict(sorted(Counter(one.copies for one in self.aside.values()).items()))
+        return dict(sorted(Counter(one.task.good_copies(one.copies) for one in self.aside.values()).items()))
 
     @property
     def bookies_checked(self) -> set[str]:

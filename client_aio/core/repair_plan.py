@@ -67,6 +67,19 @@ class EntryRun(NamedTuple):
         return len(range(self.first, self.last + 1, self.step))
 
 
+def entries_of(runs: Iterable[EntryRun]) -> int:
+    """Return how many entries there are in runs of one ledger, which may overlap."""
+    ends, count = dict[tuple[int, int], int](), 0
+    for run in sorted(runs):
+        key = run.step, run.first % run.step
+        counted = ends.get(key, -1)
+        first = max(run.first, counted + 1)
+        first += (run.first - first) % run.step
+        count += len(range(first, run.last + 1, run.step))
+        ends[key] = max(counted, run.last)
+    return count
+
+
 class LostRuns:
     """The entries of one bookie's part of a fragment that no bookie returned."""
 

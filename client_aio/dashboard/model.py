@@ -121,6 +121,12 @@ class RecoveryView:
     tasks: dict[int, RepairTask] = field(default_factory=dict)
     """The contents of some tasks, by ledger."""
 
+    @property
+    def by_copies(self) -> Counter[int]:
+        """Return how many tasks there are, by the number of good copies as far as it is known."""
+        found = ((ref.copies, self.tasks.get(ref.ledger_id)) for ref in self.refs)
+        return Counter(copies if task is None else task.good_copies(copies) for copies, task in found)
+
 
 class _Unread:
     """The ledgers that are listed, and whose metadata were never read."""
@@ -478,7 +484,7 @@ class ClusterModel:
             ordered={one.bookie_id: one.order.mode for one in bookies if one.order is not None},
             damaged=[one.bookie_id for one in bookies if one.figures and one.figures.ledgers_damaged],
             lacking=self._copies[1],
-            tasks=Counter(ref.copies for ref in self.recovery.refs),
+            tasks=self.recovery.by_copies,
             growing_on_down=len(self.index.growing_on(down)),
             absent=len(self._losses),
             unreadable=len(self._unreadable),
@@ -582,6 +588,8 @@ class ClusterModel:
         repairing: Mapping[int, str],
     ) -> LackingRow:
         task = self.recovery.tasks.get(ledger_id)
+        if task is not None and copies is not None:
+            copies = task.good_copies(copies)
         if ledger_id in repairing:
             status = "repairing"
         elif task is not None and task.attempts:

@@ -141,6 +141,10 @@ class RepairTask(Record):
         """Return the bookies whose copies are to be read, whatever they list."""
         return frozenset((*self.reasons.get(REASON_MISSING, ()), *self.reasons.get(REASON_MARKED, ())))
 
+    def good_copies(self, known: int) -> int:
+        """Return the good copies of the scarcest entry: as known, or 0 where no bookie returned some."""
+        return 0 if self.entries_lost else known
+
     def merged(self, reasons: Mapping[str, list[str]]) -> RepairTask:
         """Return the task with further reasons; the same object if there are none."""
         both = {

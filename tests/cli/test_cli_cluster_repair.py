@@ -13,13 +13,15 @@ import client_aio
 from client_aio.autorecovery.cluster_repair import ClusterRepair, Findings, LackingLedger
 from client_aio.autorecovery.survey import all_metadata, survey
 from client_aio.autorecovery.verification import Verification
-from client_aio.config import MIB
+from client_aio.autorecovery.worker import Worker
+from client_aio.cli.exit_codes import Exit
+from client_aio.config import MIB, AutoRecoveryConfig
 from client_aio.core.audit import Condition, Seats
 from metadata.access.repair_tasks import REASON_LOST, REASON_MISSING, RepairTask, RepairTasks, TaskRef
 from metadata.errors import InvalidTransitionError
 from tests.support.cli import TIMEOUT_S, Cli
 from tests.support.cluster import Cluster
-from tests.support.replicas import every_copy, lose
+from tests.support.replicas import every_copy, flip, lose
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -126,6 +128,36 @@ async def test_too_few_bookies_fail_and_only_named_bookies_are_lost(tmp_path: Pa
         assert (await again.find(lambda _, __: None)).lacking == []
         with pytest.raises(InvalidTransitionError, match="bookie b1 runs, so it is not lost"):
             await ClusterRepair(client._context, bytes_per_s=MIB, lost=["b1"]).find(lambda _, __: None)
+
+
+async def test_an_entry_that_no_bookie_returns_counts_once_and_has_no_good_copy(tmp_path: Path) -> None:
+    async with Cluster(tmp_path) as cluster, client_aio.connect(cluster.uri) as client:
+        ledger_id = await written(client, 5)
+        await cluster.end()
+        for bookie in cluster.bookies.values():
+            flip(bookie.directory, b"2 " + bytes(10), behind=4)
+        await asyncio.gather(*(bookie.start() for bookie in cluster.bookies.values()))
+        context = client._context
+        assert await conditions(client) == {Condition.AT_RISK}
+        cli = Cli(cluster.uri)
+        failed = await command(cli, Exit.DAMAGED, "--yes")
+        (row,) = failed["ledgers"]
+        assert (row["ledger_id"], row["entries_lost"], row["good_copies"]) == (ledger_id, 1, 0)
+
+        tasks = RepairTasks(context.ledgers.store)
+        ref = TaskRef(3, ledger_id, "t")
+        await tasks.create(ref, RepairTask({REASON_MISSING: ["b1"]}, 0))
+        working = asyncio.create_task(Worker(context, AutoRecoveryConfig(), "w").run())
+        async with asyncio.timeout(TIMEOUT_S):
+            while not (await tasks.read(ref))[0].attempts:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        working.cancel()
+        await asyncio.wait([working])
+        found = await survey(context)
+        assert (found.auto_recovery.by_copies, found.condition) == ({0: 1}, Condition.AT_RISK)
+        process = cli.start("cluster", "status")
+        out, _ = await asyncio.to_thread(process.communicate, b"", TIMEOUT_S)
+        assert (process.returncode, b"at risk" in out) == (2, True), out
 
 
 async def test_a_task_stays_where_the_bookie_that_it_names_does_not_answer(tmp_path: Path) -> None:

@@ -338,10 +338,17 @@ def test_there_is_room_unless_all_bookies_say_that_there_is_none() -> None:
 
 def test_copies_by_replicas_count_what_was_listed() -> None:
     whole = [replica(name) for name in ("b1", "b2", "b3")]
-    assert copies_by_replicas(2, whole) == 2
-    assert copies_by_replicas(2, [replica("b1", state="missing"), *whole[1:]]) == 1
+    assert copies_by_replicas(2, whole, ()) == 2
+    assert copies_by_replicas(2, [replica("b1", state="missing"), *whole[1:]], ()) == 1
     silent = [replica(name, 10, state="silent") for name in ("b1", "b4")]
-    assert copies_by_replicas(2, [*whole, *silent, replica("b5", 10)]) == 0
+    assert copies_by_replicas(2, [*whole, *silent, replica("b5", 10)], ()) == 0
+
+
+def test_what_is_marked_or_doubted_is_no_good_copy() -> None:
+    marked = [replica("b1", state="marked"), replica("b2"), replica("b3", state="marked")]
+    assert copies_by_replicas(3, marked, ()) == 1
+    assert copies_by_replicas(3, marked, ["b1", "b3"]) == 3, "they keep their marks whatever they hold"
+    assert copies_by_replicas(3, marked, ["b1", "b3"], ["b2", "b3"]) == 1
 
 
 def test_a_task_rests_twice_as_long_after_each_failure() -> None:

@@ -25,6 +25,14 @@ def test_those_beyond_half_of_the_places_go_and_those_that_failed_most_go_first(
     assert failed.choose(table([3, 9, 3, 5, 0, 0, 2, 1]), 0) == ([], []), "half of them may stay"
 
 
+def test_where_entries_were_found_nowhere_there_is_no_good_copy() -> None:
+    failed = FailedTasks(8)
+    failed.set_aside(TaskRef(3, 1, "t"), task(4).failed("gone", 2, ["b1"]))
+    failed.set_aside(TaskRef(3, 2, "t"), task(4))
+    assert failed.by_copies == {0: 1, 3: 1}
+    assert failed.aside[1].task.good_copies(3) == 0
+
+
 def test_what_was_set_aside_comes_back_where_there_is_room_with_its_reasons() -> None:
     failed = FailedTasks(8)
     for ref, one in table([4, 5, 6]).items():
@@ -33,6 +41,7 @@ def test_what_was_set_aside_comes_back_where_there_is_room_with_its_reasons() ->
     assert failed.choose({}, 8) == ([], [0, 1, 2])
     again = failed.aside[0].task
     assert (again.reasons, again.since_ms, again.attempts) == ({REASON_LOST: ["b1"]}, 7, FAILURES - 1)
+    assert again.entries_lost == 0
     others = {TaskRef(1, 10 + number, "t"): task(3) for number in range(4)}
     going, back = failed.choose(others, 4)
     assert (len(going), back) == (1, [0]), "one of each changes places where their half is full"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 
 import pytest
 
@@ -13,9 +14,11 @@ from client_aio.core.quorum import write_set
 from client_aio.core.read_plan import ClassRange
 from client_aio.core.recovery import End, EntrySearch, Found, LossyEnd
 from client_aio.core.repair_plan import (
+    EntryRun,
     LostRuns,
     Part,
     complete_parts,
+    entries_of,
     first_held,
     owed,
     plan,
@@ -312,3 +315,11 @@ def test_a_ledger_is_closed_with_a_loss_once_and_says_so() -> None:
     owned = closed.owned_by("orders")
     assert LedgerMetadata.from_json(owned.to_json()).log == "orders"
     assert owned.owned_by("") == closed
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_entries_of_overlapping_runs_count_once(seed: int) -> None:
+    rng = random.Random(seed)
+    step = rng.choice((1, 3))
+    runs = [EntryRun(first, first + step * rng.randrange(6), step) for first in rng.choices(range(40), k=8)]
+    assert entries_of(runs) == len({each for run in runs for each in range(run.first, run.last + 1, step)})
