@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +10,9 @@ import pytest
 import client_aio
 import client_aio.autorecovery.auditor as auditor_module
 from client_aio.autorecovery.auditor import Auditor
-from client_aio.autorecovery.worker import Worker
+from client_aio.autorecovery.worker import Worker, _Lost
 from client_aio.config import AutoRecoveryConfig
+from client_aio.core.repair_plan import EntryRun
 from client_aio.ledger.metadata_update import VersionedLedgerMetadata
 from metadata.access.repair_tasks import (
     COPIES_MAX,
@@ -270,8 +270,8 @@ async def test_an_entry_that_is_found_nowhere_keeps_a_task_of_racks(
         ledger_id = await written(client, write_quorum=2, ack_quorum=2)
         worker = Worker(client._context, AutoRecoveryConfig(**QUICK), "w")
 
-        async def spread(_: int) -> Counter[str]:
-            return Counter({"b9": 3})
+        async def spread(_: int) -> _Lost:
+            return _Lost({"b9": [EntryRun(4, 6, 1)]})
 
         monkeypatch.setattr(worker, "_spread", spread)
         task = RepairTask({REASON_RACKS: []}, 0)
