@@ -15,9 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from metadata.errors import *  # noqa: F403
 from metadata.errors import __all__ as _errors
-from metadata.model.given_up import GivenUp
-from metadata.model.ledger import Fragment, LedgerMetadata, LedgerState
-from metadata.model.log import LogRow, Position
 
 if TYPE_CHECKING:
     from client_aio.admin.repair import RepairedFragment, RepairProgress, RepairReport
@@ -38,6 +35,9 @@ if TYPE_CHECKING:
     from client_aio.log.writer import LogWriter
     from client_aio.unbounded.operations import UnboundedLedgerReader
     from client_aio.unbounded.writer import UnboundedLedgerWriter
+    from metadata.model.given_up import GivenUp
+    from metadata.model.ledger import Fragment, LedgerMetadata, LedgerState
+    from metadata.model.log import LogRow, Position
 
 __all__ = [
     "AddedToLog",
@@ -96,6 +96,9 @@ _OF_MODULES = {
     "client_aio.unbounded.operations": ("UnboundedLedgerReader",),
     "client_aio.unbounded.writer": ("UnboundedLedgerWriter",),
     "client_aio.ledger.writer": ("LedgerWriter",),
+    "metadata.model.given_up": ("GivenUp",),
+    "metadata.model.ledger": ("Fragment", "LedgerMetadata", "LedgerState"),
+    "metadata.model.log": ("LogRow", "Position"),
 }
 _MODULES = {name: module for module, names in _OF_MODULES.items() for name in names}
 

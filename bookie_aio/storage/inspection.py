@@ -243,17 +243,19 @@ class Inspector:
         )
 
     async def _segment(self, segment: Segment, state: RecoveredState, found: Inspection) -> InspectedSegment:
+        size: int | None = None
         try:
             size = await self._size(segment.path)
         except (FileNotFoundError, DiskFailedError) as error:
             found.damage.append(Damage(f"{segment.path} cannot be opened: {error}", segment.segment_id))
-            size = 0
         report = InspectedSegment(
-            segment.segment_id, segment.path, segment.header.generation, segment.sealed is not None, size,
-            segment.end,
+            segment.segment_id, segment.path, segment.header.generation, segment.sealed is not None,
+            size or 0, segment.end,
         )  # fmt: skip
         is_index_intact = await self._index(segment, state, report, found)
-        damage = await self._records(segment, state, report, check_gaps=is_index_intact) if size else []
+        damage: list[Damage] = []
+        if size is not None:
+            damage = await self._records(segment, state, report, check_gaps=is_index_intact)
         report.damaged_records = len(damage)
         found.damage += damage
         report.dead_bytes = max(0, segment.end - form.DATA_OFFSET - report.live_bytes)

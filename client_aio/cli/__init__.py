@@ -2,7 +2,7 @@
 
 A newcomer reads, in this order:
 
-- `main`: the groups of commands, and how a command ends;
+- `entry` and `main`: how a command begins, the groups of commands, and how a command ends;
 - `options`: the options that every command takes, and how its coroutine is run;
 - `output` and `exit_codes`: results as tables or JSON, and the exit codes;
 - one group of commands, such as `ledger` (with its text forms in `text`).

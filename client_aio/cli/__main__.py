@@ -1,5 +1,5 @@
 """`python -m client_aio.cli` is `bookie-aio`."""
 
-from client_aio.cli.main import main
+from client_aio.cli.entry import main
 
 main()

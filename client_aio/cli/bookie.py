@@ -29,6 +29,7 @@ from bookie_aio.storage.data_directory import owner_of, read_cookie
 from bookie_aio.storage.disk.disk import RealDisk
 from bookie_aio.storage.disk.read_only import ReadOnlyDisk
 from bookie_aio.storage.inspection import Inspector
+from bookie_aio.storage.segment import format as form
 from bookie_aio.wire.messages import Done, Info
 from client_aio.bookies.connection import connect, list_ledgers
 from client_aio.cli import lifecycle
@@ -393,10 +394,20 @@ def _allow_many_files() -> int:
 
 
 def _limits_of(settings: Settings, http: str | None) -> tuple[Limits, StorageConfig]:
-    """Return the limits that are set, and those of the descriptors where they are lower."""
+    """Return the limits that are set, and those of the descriptors where they are lower.
+
+    Raises:
+        InvalidArgumentError: a value is wrong, or a segment has no room for a block as large as a frame.
+    """
     others = 0 if http is None else _HTTP_DESCRIPTORS
     limits = settings.made("bookie.limits", Limits)
     storage = settings.made("bookie.storage", StorageConfig)
+    least = limits.frame_bytes_max + form.DATA_OFFSET + form.GROUP_HEADER_BYTES + form.ROW_BYTES
+    if storage.segment_bytes < least:
+        usage_error(
+            f"bookie.storage.segment_bytes {storage.segment_bytes:,} has no room for a frame of "
+            f"bookie.limits.frame_bytes_max {limits.frame_bytes_max:,}: it is {least:,} at least"
+        )
     connections_max, files_max = share_descriptors(
         _allow_many_files() - others, connections_max=limits.connections_max, files_max=storage.files_max
     )
@@ -640,7 +651,7 @@ async def info(
             elif ":" not in bookie:
                 known = ", ".join(await registered_bookies(store)) or "none"
                 raise BookieUnavailableError(
-                    f"bookie {bookie} is not running; the cluster's bookies: {known}"
+                    f"bookie {check_bookie_id(bookie)} is not running; the cluster's bookies: {known}"
                 )
     for address in addresses[:-1]:
         with suppress(BookieUnavailableError):

@@ -74,7 +74,7 @@ from metadata.errors import (
     NoSuchClusterError,
     OperationTimeoutError,
 )
-from metadata.ids import KEY_RETIRED
+from metadata.ids import KEY_RETIRED, check_bookie_id
 
 BOOKIES = 3  # unless another number is asked for
 START_TIMEOUT_S = 120.0  # long, since a bookie replays its journal after a crash before it serves
@@ -717,9 +717,9 @@ async def repair(
     closed and name a bookie that is down. It is 1 if a ledger could not be repaired, or a bookie could not be
     asked. It is 5 if no bookie returned some entries. As JSON lines, the summary comes last.
     """
-    output = invocation.output
+    output, lost = invocation.output, [check_bookie_id(name) for name in lost or ()]
     async with invocation.connect(placement=placement.policy) as client:
-        repairing = ClusterRepair(client._context, bytes_per_s=int(rate * MIB), lost=lost or ())
+        repairing = ClusterRepair(client._context, bytes_per_s=int(rate * MIB), lost=lost)
         async with output.tracking("look at ledgers") as show:
             found = await repairing.find(lambda done, total: show(done, total, "ledgers"))
         rows = []

@@ -46,7 +46,9 @@ def add(
     use: Annotated[bool, typer.Option("--use", help="Use it from now on.")] = False,
 ) -> None:
     """Add a context, or change it. The first one is in use at once."""
-    if not name.isprintable() or not name:
+    if not name:
+        usage_error("the name of the context is empty: give it one")
+    if not name.isprintable():
         usage_error(f"the name {escape(name)!r} has characters that cannot be shown")
     parse_uri(uri)
     contexts = Contexts.read()

@@ -4,7 +4,9 @@ The codes are stable: scripts rely on them, and README.md lists them.
 """
 
 import enum
-from errno import EBADF
+import re
+from collections.abc import Iterator
+from errno import EBADF, EDQUOT, ENOSPC
 
 from metadata import errors
 from metadata.text import escape
@@ -109,5 +111,31 @@ def describe(error: BaseException) -> str:
         message = type(error).__name__
     elif not isinstance(error, errors.BookKeeperError | OSError):
         message = f"{type(error).__name__}: {message}"
-    hint = next((hint for kind, _, hint in _TABLE if isinstance(error, kind)), "")
+    hint = "; ".join(_hints(error, message))
     return f"{message} ({hint})" if hint else message
+
+
+_COMMANDS = {
+    "open_unbounded_ledger": "`bookie-aio ledger takeover`",
+    "accept_loss": "`bookie-aio ledger recover --accept-loss`",
+}
+"""What messages of the library name, and the command for it."""
+
+
+def _hints(error: BaseException, message: str) -> Iterator[str]:
+    hint = next((hint for kind, _, hint in _TABLE if isinstance(error, kind)), "")
+    if hint and not (isinstance(error, errors.MetadataUnavailableError) and _is_of_a_file(error)):
+        yield hint
+    for name, command in _COMMANDS.items():
+        if re.search(rf"\b{name}\b", message):
+            yield f"{name} is {command}"
+
+
+def _is_of_a_file(error: BaseException | None) -> bool:
+    """Return whether SQLite or a full disk caused an error: the store is a file that was found."""
+    while error is not None:
+        is_full = isinstance(error, OSError) and error.errno in (ENOSPC, EDQUOT)
+        if is_full or hasattr(error, "sqlite_errorcode"):
+            return True
+        error = error.__cause__
+    return False

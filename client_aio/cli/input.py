@@ -110,6 +110,8 @@ def size_of(source: str) -> int | None:
     """
     if source == "-":
         return None
+    if not source:
+        usage_error("the name of the file is empty: name one, or - for standard input")
     try:
         found = os.stat(source)
     except OSError as error:

@@ -23,7 +23,7 @@ import typer
 from client_aio.cli.exit_codes import Exit
 from client_aio.cli.options import Invocation, command, usage_error
 from metadata.errors import BookieUnavailableError, InvalidArgumentError, OperationTimeoutError
-from metadata.ids import MALFORMED
+from metadata.ids import MALFORMED, check_bookie_id
 from metadata.text import escape
 
 app = typer.Typer()
@@ -99,6 +99,12 @@ def running_in(directory: Path) -> int:
     return pid
 
 
+_FIELDS: dict[str, Any] = {"metadata": str, "pid": int | None, "spares": int, "bookies": list}
+_FIELDS_OF_BOOKIE: dict[str, Any] = {
+    "bookie_id": str, "pid": int | None, "addresses": list, "http": str | None, "directory": str, "log": str,
+}  # fmt: skip
+
+
 def read_record(directory: Path) -> dict[str, Any]:
     """Return the content of a directory's cluster.json.
 
@@ -110,16 +116,26 @@ def read_record(directory: Path) -> dict[str, Any]:
     try:
         document: dict[str, Any] = json.loads(path.read_bytes())
         form = document["format"]
-        is_whole = isinstance(document["metadata"], str) and all(
-            isinstance(row["bookie_id"], str) for row in document["bookies"]
-        )
+        if form == 1:
+            _check_fields(document, _FIELDS)
+            for row in document["bookies"]:
+                _check_fields(row, _FIELDS_OF_BOOKIE)
+                for address in row["addresses"]:
+                    _check_fields({"addresses": address}, {"addresses": str})
     except MALFORMED as error:
         raise InvalidArgumentError(
             f"{path} is damaged ({error!r}): remove it, and give -n and --metadata as at the first start"
         ) from error
-    if form != 1 or not is_whole:
+    if form != 1:
         raise InvalidArgumentError(f"{path} has format {form!r}; this release reads 1")
     return document
+
+
+def _check_fields(document: dict[str, Any], kinds: dict[str, Any]) -> None:
+    """Raise LookupError for a field that is missing, ValueError for one of another type."""
+    for name, kind in kinds.items():
+        if not isinstance(document[name], kind):
+            raise ValueError(f"{name} is {document[name]!r}")
 
 
 def record_of(pid: int, directory: Path) -> dict[str, Any]:
@@ -176,7 +192,7 @@ async def restart(
     """
     known = [row["bookie_id"] for row in record_of(running_in(directory), directory)["bookies"]]
     for bookie in bookies:  # all of them, before the first one is stopped
-        if bookie not in known:
+        if check_bookie_id(bookie) not in known:
             usage_error(f"there is no bookie {bookie} here; the bookies are: {', '.join(known)}")
     rows = []
     for bookie in bookies:

@@ -100,6 +100,10 @@ def main() -> NoReturn:
         sys.stdout.flush()
     except KeyboardInterrupt:  # while modules are imported, or arguments parsed
         code = Exit.INTERRUPTED
+    except SystemExit as ended:  # with 1, by typer, where the reader of help went away
+        if not isinstance(ended.__context__, BrokenPipeError):
+            raise
+        code = report(ended.__context__)
     except typer.Abort as abort:  # a question was answered with no, or not at all
         code = Exit.INTERRUPTED if isinstance(abort.__context__, KeyboardInterrupt) else Exit.FAILURE
     except (OSError, InvalidArgumentError) as error:  # help is written, and settings are read, outside of it

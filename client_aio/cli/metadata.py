@@ -38,7 +38,7 @@ async def dump_(invocation: Invocation, file: File) -> None:
     replaced when the dump is complete, and not before.
     """
     output, last, size, keys = invocation.output, b"", 0, 0
-    path = None if file == "-" else _target(file)
+    path = None if file == "-" else _target(file, invocation.metadata_uri)
     async with (
         await open_store(invocation.metadata_uri) as store,
         output.tracking("dump") as show,
@@ -61,14 +61,31 @@ async def dump_(invocation: Invocation, file: File) -> None:
         output.document({"file": file, "bytes": size, **row}, text=f"{file}: {text}")
 
 
-def _target(file: str) -> Path:
-    """Return the path of the dump. It would take the place of a device or a pipe, so those are refused."""
+def _target(file: str, uri: str) -> Path:
+    """Return the path of the dump. It takes the place of what is there: only a dump, or nothing, may be."""
+    if not file:
+        usage_error("the name of the file is empty: name one, or - for a pipe")
     path = Path(os.path.realpath(file))
+    if _is_of_store(path, uri):
+        usage_error(f"{file} is a file of the metadata store itself: name another one, or - for a pipe")
     if not path.parent.is_dir():
         usage_error(f"{file} cannot be written: {path.parent} is no directory")
     if path.exists() and not path.is_file():
         usage_error(f"{file} is no regular file: name one, or - for a pipe")
     return path
+
+
+def _is_of_store(path: Path, uri: str) -> bool:
+    """Return whether a path, with all links followed, is an SQLite store's file or one of those beside it."""
+    where = parse_uri(uri)
+    if not isinstance(where, SqliteLocation):
+        return False
+    # Where the URI names a link, SQLite's own files are beside its target, and the leases beside the link.
+    for store in (Path(os.path.realpath(where.path)), where.path.parent.resolve() / where.path.name):
+        if path.parent == store.parent and path.name.startswith(store.name):
+            ending = path.name.removeprefix(store.name)
+            return ending in ("", "-wal", "-shm", "-journal") or ending.startswith("-leases-")
+    return False
 
 
 @asynccontextmanager

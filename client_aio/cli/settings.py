@@ -127,7 +127,7 @@ _TERSE = {
     "bookie.limits.list_rows_max": "Rows in one answer that lists the entries of a ledger.",
     "bookie.limits.list_ledgers_max": "Ledgers in one answer that lists ledgers.",
     "bookie.limits.handshake_timeout_s": "The time that a connection has for its handshake.",
-    "bookie.storage.segment_bytes": "The size of a segment.",
+    "bookie.storage.segment_bytes": "The size of a segment, which has room for the largest frame.",
     "bookie.storage.group_bytes_max": "The size of a group commit.",
     "bookie.storage.space.reserve_bytes": "Preallocated space for fences and recovery on a full disk.",
     "bookie.storage.space.spare_bytes_max": "Used segment files that are kept for reuse.",

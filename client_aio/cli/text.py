@@ -1,6 +1,7 @@
 """The text forms of ledgers, of logs, and of a whole cluster's state. Pure."""
 
 import base64
+import os
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -35,7 +36,7 @@ def custom_of(pairs: Sequence[str] | None) -> dict[str, bytes]:
         key, equals, value = pair.partition("=")
         if not equals or not key:
             raise InvalidArgumentError(f"--custom {pair!r} is not KEY=VALUE")
-        custom[key] = value.encode()
+        custom[key] = os.fsencode(value)  # the bytes of the command line, whatever they are
     return custom
 
 

@@ -253,6 +253,8 @@ class DashboardServer:
             return _text(400, "the request is malformed\n")
         if target.path not in _PATHS:
             return _text(404, "there is no such page\n")
+        if target.path == "/ledger" and _ledger_id(target.query) is None:
+            return _text(404, "there is no such ledger\n")
         if is_live:
             return await self._serve_live(request, connection, target)
         try:
@@ -313,8 +315,9 @@ class DashboardServer:
                 model, moment, LedgerQuery(text, state, bookie, bool(query.get("lacking")), number)
             )
         if path == "/ledger":
-            view = await self._observer.ledger(_count(query.get("id", ""), 0, LEDGER_ID_MAX))
-            return ledger_page(model, moment, view)
+            ledger_id = _ledger_id(query)
+            assert ledger_id is not None, "`_handle` has refused it"
+            return ledger_page(model, moment, await self._observer.ledger(ledger_id))
         if path == "/logs":
             return logs_page(model, text, number)
         if path == "/log":
@@ -393,8 +396,19 @@ class DashboardServer:
 
 def _count(text: str, least: int, most: int) -> int:
     """Return a number in a query; the least one where there is none."""
-    is_number = text.isascii() and text.isdecimal() and len(text) <= 19
-    return min(max(int(text), least), most) if is_number else least
+    number = _number(text)
+    return least if number is None else min(max(number, least), most)
+
+
+def _ledger_id(query: Mapping[str, str]) -> int | None:
+    """Return the ledger that a query names; None where no ledger has such an id."""
+    number = _number(query.get("id", ""))
+    return number if number is not None and number <= LEDGER_ID_MAX else None
+
+
+def _number(text: str) -> int | None:
+    """Return a number from 0 on in a query; None where there is none, or a longer one than any id."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= 19 else None
 
 
 def _text(status: int, text: str, **headers: str) -> web.Response:

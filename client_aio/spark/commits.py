@@ -46,6 +46,7 @@ from metadata.errors import (
     Outcome,
     StaleTransactionError,
 )
+from metadata.model.log import check_log_name
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
@@ -339,9 +340,11 @@ async def sweep_orphans(uri: str, *, log: str, grace_s: float = GRACE_S, passwor
         The ids of the ledgers deleted.
 
     Raises:
+        InvalidArgumentError: no log can have that name.
         MetadataUnavailableError: the metadata store cannot be reached.
         UnauthorizedAccessError: ledgers have a password, and this is not it. Nothing was deleted.
     """
+    check_log_name(log)
     async with client_aio.connect(uri) as client:
         made = await _made_for(client, log)
         locked = {one.ledger_id: one for one in made if one.password is not None}

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from client_aio.spark.commits import sweep_orphans
 from metadata.access.ledgers import LedgerStore
 from metadata.backends.uri import open_store
+from metadata.errors import InvalidArgumentError
 from metadata.ids import ledger_key
 from metadata.model.ledger import LedgerMetadata
 from tests.support.cli import TIMEOUT_S, Cli, RunningCluster
@@ -120,6 +122,33 @@ def test_range_beyond_the_end_is_told_with_the_end(cli: Cli) -> None:
 def test_traceback_is_shown_only_when_asked_for(cli: Cli) -> None:
     assert "999999" in refusal(cli, "ledger", "show", "999999", code=3)
     assert "Traceback" in cli.run("ledger", "show", "999999", "--debug", code=3).decode()
+
+
+def test_an_argument_that_is_no_utf_8_is_kept_or_refused(cli: Cli) -> None:
+    ledger = cli.run("ledger", "create", "--custom", b"a=\xff").decode().strip()
+    assert cli.rows("ledger", "show", ledger)["custom"] == {"a": "/w=="}
+    cli.run("log", "create", "of-bytes", "--custom", b"a=\xff")
+    with pytest.raises(InvalidArgumentError, match="is not legal"):
+        asyncio.run(sweep_orphans(str(cli.metadata), log="\udcff"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("metadata", "restore", ""), "the name of the file is empty"),
+        (("metadata", "dump", ""), "the name of the file is empty"),
+        (("ledger", "write", ""), "the name of the file is empty"),
+        (("bookie", "info", ""), "bookie id '' is not legal"),
+        (("cluster", "repair", "--lost", ""), "bookie id '' is not legal"),
+    ],
+)
+def test_an_empty_name_is_refused_as_that(cli: Cli, arguments: tuple[str, ...], says: str) -> None:
+    assert says in refusal(cli, *arguments, code=2)
+
+
+def test_a_cluster_restarts_no_bookie_without_a_name(cluster: RunningCluster) -> None:
+    restart = ("cluster", "restart", "", "--dir", str(cluster.directory))
+    assert "bookie id '' is not legal" in refusal(Cli(), *restart, code=2)
 
 
 # --- the metadata store ---

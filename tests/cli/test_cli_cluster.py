@@ -17,7 +17,7 @@ import pytest
 from client_aio.cli.cluster import BookieProcess, LocalCluster
 from client_aio.cli.exit_codes import BookieStartError
 from client_aio.cli.local_control import read_record, record_of, supervisor_of
-from metadata.errors import BookieUnavailableError
+from metadata.errors import BookieUnavailableError, InvalidArgumentError
 from tests.support.cli import TIMEOUT_S, Cli, RunningCluster
 
 if TYPE_CHECKING:
@@ -159,6 +159,25 @@ def test_a_record_that_is_damaged_says_what_to_do(tmp_path: Path) -> None:
         (tmp_path / "cluster.json").write_text(damaged)
         error = Cli().run("cluster", "up", "--dir", str(tmp_path), code=2).decode()
         assert f"{tmp_path / 'cluster.json'}" in error
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("spares", "x"), ("pid", "x"), ("bookies", {}), ("spares", None),
+        ("bookies.directory", 5), ("bookies.addresses", [5]), ("bookies.log", None), ("bookies.http", 7),
+    ],
+)  # fmt: skip
+def test_a_damaged_record_is_told_with_the_field(tmp_path: Path, field: str, value: object) -> None:
+    row = {"bookie_id": "b1", "pid": None, "addresses": [], "http": None, "directory": "/x", "log": "/x.log"}
+    document = {"format": 1, "metadata": "sqlite:///x", "pid": None, "spares": 0, "bookies": [row]}
+    (tmp_path / "cluster.json").write_text(json.dumps(document))
+    read_record(tmp_path)
+    within, _, name = field.rpartition(".")
+    (row if within else document)[name] = value
+    (tmp_path / "cluster.json").write_text(json.dumps(document))
+    with pytest.raises(InvalidArgumentError, match=rf"cluster\.json is damaged .*\b{name} is "):
+        read_record(tmp_path)
 
 
 def test_start_that_fails_says_why_and_leaves_nothing_running(clusters: Clusters, tmp_path: Path) -> None:

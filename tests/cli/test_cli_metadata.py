@@ -122,3 +122,28 @@ async def test_a_dry_run_refuses_what_the_restore_would_refuse(tmp_path: Path) -
     empty = Cli(f"sqlite://{tmp_path / 'empty.db'}")
     await command(empty, *check)
     assert not (tmp_path / "empty.db").exists()
+
+
+async def test_a_dump_takes_the_place_of_no_file_of_its_store(tmp_path: Path) -> None:
+    home, links = tmp_path / "home", tmp_path / "links"
+    home.mkdir()
+    links.mkdir()
+    (links / "linked.db").symlink_to(home / "metadata.db")
+    (links / "elsewhere").symlink_to(home)
+    cli = Cli(f"sqlite://{home / 'metadata.db'}")
+    await command(cli, "bookie", "format", "--new-cluster", "--dir", str(home / "b"))
+    (leases,) = home.glob("metadata.db-leases-*")
+    names = ("metadata.db", "metadata.db-wal", "metadata.db-shm", "metadata.db-journal", leases.name)
+    targets = [*(home / name for name in names), *(links / "elsewhere" / name for name in names)]
+    targets += [links / "linked.db", links / "linked.db-leases-x"]
+    before = (home / "metadata.db").read_bytes()
+    for metadata in (cli.metadata, f"sqlite://{links / 'linked.db'}"):
+        for target in targets:
+            if target.name.startswith("linked.db-") and metadata == cli.metadata:
+                continue
+            _, error = await command(Cli(metadata), "metadata", "dump", str(target), code=2)
+            (line,) = error.decode().splitlines()
+            assert f"{target} is a file of the metadata store itself" in line
+    assert (home / "metadata.db").read_bytes() == before
+    for name in ("metadata.db.dump", "metadata.db-dump", "metadata.db-wal2", "other.db-wal"):
+        await command(cli, "metadata", "dump", str(home / name))

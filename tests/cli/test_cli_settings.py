@@ -263,6 +263,39 @@ def test_a_value_that_would_stop_a_bookie_later_is_refused_at_its_start(
     assert not (tmp_path / "data").exists()
 
 
+@pytest.mark.parametrize(
+    ("limits", "is_refused"),
+    [
+        ("", True),
+        (
+            "[bookie.limits]\nframe_bytes_max = 1048576\nentry_bytes_max = 65536\nread_bytes_max = 65536\n",
+            True,
+        ),
+        (
+            "[bookie.limits]\nframe_bytes_max = 1040384\nentry_bytes_max = 65536\nread_bytes_max = 65536\n",
+            False,
+        ),
+    ],
+)
+def test_a_segment_has_room_for_the_largest_frame(
+    user: User, tmp_path: Path, limits: str, is_refused: bool
+) -> None:
+    user.writes(f"{limits}[bookie.storage]\nsegment_bytes = 1048576\n")
+    serve = ("bookie", "serve", "--dir", str(tmp_path / "data"), "--metadata", f"sqlite://{tmp_path}/m.db")
+    if is_refused:
+        line = user.refused(*serve)
+        assert "bookie.storage.segment_bytes 1,048,576" in line
+        assert "bookie.limits.frame_bytes_max" in line
+        assert not (tmp_path / "data").exists()
+        return
+    process = user.start(*serve, "--listen", "127.0.0.1:0")
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith(b"bookie ")
+    process.send_signal(signal.SIGTERM)
+    _, error = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 0, error.decode()
+
+
 def test_every_key_of_the_storage_has_a_range() -> None:
     """The classes do not look at their values, so a key that is added needs a decision here."""
     for section in SECTIONS:
@@ -335,6 +368,7 @@ def test_a_name_with_any_characters_is_kept(user: User) -> None:
     user.run("context", "add", "--use", "x", "sqlite:///a\x7f🪵")
     assert user.shown()["metadata"] == ("sqlite:///a\x7f🪵", "context x")
     assert "as %FF in its URI" in user.refused("context", "add", "x", "sqlite:///\udcff")
+    assert "the name of the context is empty" in user.refused("context", "add", "", "zk://z:2181/x")
 
 
 def test_json_has_no_number_that_json_does_not_have(user: User) -> None:

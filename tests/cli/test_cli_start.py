@@ -43,7 +43,8 @@ def loaded(program: str) -> set[str]:
             {"client_aio.cli.bookie", "uvloop"},
             {"client_aio.client", "pydantic", "rich", "sqlite3", "aiozk"},
         ),
-        ("import client_aio", {"metadata.errors"}, {"client_aio.client", "asyncio"}),
+        ("import client_aio", {"metadata.errors"}, {"client_aio.client", "metadata.model.ledger", "asyncio"}),
+        ("import client_aio.cli.entry", set(), {"client_aio.cli.main", "metadata.model.ledger", "typer"}),
         ("from client_aio import *", {"client_aio.client", "client_aio.log.writer"}, {"rich"}),
     ],
 )

@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,9 +15,9 @@ import pytest
 from tests.support.cli import TIMEOUT_S
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests.support.cli import Cli
+
+ROOT = Path(__file__).parent.parent.parent
 
 
 def run_with(cli: Cli, redirection: str, *arguments: str, **variables: str) -> tuple[int, str, str]:
@@ -95,6 +97,50 @@ def test_ctrl_c_before_a_command_begins_says_nothing(cli: Cli, when: str) -> Non
     command = [sys.executable, "-W", "always", "-c", program]
     done = subprocess.run(command, env=cli.environment(), capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+INTERRUPTED_IMPORTS = ("client_aio.cli.main", "typer", "asyncio.events", "client_aio.cli.ledger")
+
+
+@pytest.mark.parametrize("module", INTERRUPTED_IMPORTS)
+def test_ctrl_c_while_a_module_is_looked_for_says_nothing(cli: Cli, module: str) -> None:
+    """The signal itself, at each of several points of the start."""
+    script = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]["bookie-aio"]
+    entry, _, function = script.partition(":")
+    program = (
+        "import os, signal, sys\n"
+        "class Interrupter:\n"
+        "    @staticmethod\n"
+        "    def find_spec(name, *_):\n"
+        f"        if name == {module!r}: os.kill(os.getpid(), signal.SIGINT)\n"
+        f"from {entry} import {function} as run\n"
+        "sys.meta_path.insert(0, Interrupter)\nsys.argv[1:] = ['ledger', 'list']\nrun()\n"
+    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=cli.environment(), capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_applications_keep_their_handler_of_ctrl_c() -> None:
+    program = (
+        "import signal\nbefore = signal.getsignal(signal.SIGINT)\nimport client_aio.cli.entry\n"
+        "from client_aio import *\nassert signal.getsignal(signal.SIGINT) is before"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.mark.parametrize(
+    "arguments", [(), ("ledger",), ("--help",), ("ledger", "list", "--help"), ("--version",)]
+)
+def test_a_reader_of_help_that_goes_away_ends_a_command_in_the_same_way(
+    cli: Cli, arguments: tuple[str, ...]
+) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    process = cli.start(*arguments, stdout=writing)
+    os.close(writing)
+    _, error = process.communicate(timeout=TIMEOUT_S)
+    assert (process.returncode, error) == (141, b"")
 
 
 @pytest.mark.parametrize("form", ["table", "json", "jsonl"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sqlite3
 from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -30,6 +31,7 @@ from client_aio.cli.text import (
 from client_aio.core.audit import Condition, Problem
 from metadata import errors
 from metadata.access.repair_tasks import RepairTask, TaskRef, WorkerRecord
+from metadata.backends.sqlite.database import translated
 from metadata.model.ledger import LedgerMetadata
 
 if TYPE_CHECKING:
@@ -132,6 +134,7 @@ def test_row_names_the_time_of_creation() -> None:
 
 def test_custom_metadata_is_key_and_value() -> None:
     assert custom_of(["a=1", "b=x=y", "c="]) == {"a": b"1", "b": b"x=y", "c": b""}
+    assert custom_of(["a=\udcff"]) == {"a": b"\xff"}, "the bytes of the command line"
     for wrong in ("a", "=1"):
         with pytest.raises(errors.InvalidArgumentError, match="KEY=VALUE"):
             custom_of([wrong])
@@ -221,6 +224,34 @@ def test_error_is_one_line_whatever_it_says() -> None:
     assert describe(OSError("first\n  second")) == "first second"
     assert describe(ZeroDivisionError("division by zero")) == "ZeroDivisionError: division by zero"
     assert describe(KeyError()) == "KeyError"
+
+
+NO_ANSWER = "is the metadata store running"
+
+
+def test_a_full_disk_is_no_store_that_does_not_run(tmp_path: Path) -> None:
+    path = tmp_path / "metadata.db"
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute("PRAGMA max_page_count = 1")
+    with pytest.raises(errors.MetadataUnavailableError) as full, translated(path):
+        connection.execute("CREATE TABLE one (x)")
+    connection.close()
+    assert "no space left" in describe(full.value)
+    assert NO_ANSWER not in describe(full.value)
+    locking = errors.MetadataUnavailableError("no lock")
+    locking.__cause__ = OSError(28, "No space left on device")
+    assert NO_ANSWER not in describe(locking)
+    locking.__cause__ = ConnectionRefusedError(111, "Connection refused")
+    assert NO_ANSWER in describe(locking)
+
+
+def test_what_the_library_names_is_told_as_a_command() -> None:
+    text = describe(
+        errors.InvalidArgumentError("taken over by open_unbounded_ledger, or accept_loss seals it")
+    )
+    assert "open_unbounded_ledger is `bookie-aio ledger takeover`" in text
+    assert "accept_loss is `bookie-aio ledger recover --accept-loss`" in text
+    assert "takeover" not in describe(errors.InvalidArgumentError("my_accept_loss_s is wrong"))
 
 
 def _survey(told: str) -> ClusterSurvey:

@@ -32,7 +32,7 @@ def test_an_unbounded_ledger_from_its_making_to_its_end(cli: Cli) -> None:
     assert "unbounded  payments  term 4" in drawn
     assert "payments" in cli.run("ledger", "list").decode()
 
-    assert b"open_unbounded_ledger" in cli.run("ledger", "recover", made, code=USAGE)
+    assert b"`bookie-aio ledger takeover`" in cli.run("ledger", "recover", made, code=USAGE)
     assert cli.run("ledger", "trim", made, "1").decode() == f"ledger {made} begins at entry 0\n"
     trimmed = cli.rows("ledger", "takeover", "payments", "--trim-before", "2")
     assert trimmed == {"ledger": "payments", "first_entry": 2}

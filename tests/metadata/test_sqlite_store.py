@@ -154,6 +154,21 @@ async def test_damage_in_the_file_is_a_typed_error(tmp_path: Path) -> None:
             await store.read("a/7")
 
 
+async def test_damaged_leases_say_what_they_hold_and_may_be_removed(tmp_path: Path) -> None:
+    path = tmp_path / "m.db"
+    async with await SqliteMetadataStore.open(path) as store:
+        await store.create("kept", b"1")
+        await store.register("leader", b"1")
+    leases = tmp_path / f"m.db-leases-{boot_id()}"
+    leases.write_bytes(b"no database at all. " * 500)
+    with pytest.raises(MetadataCorruptError, match=r"leases-.* is damaged.* while none does, it may be remo"):
+        await SqliteMetadataStore.open(path)
+    leases.unlink()
+    async with await SqliteMetadataStore.open(path) as store:
+        assert (await store.read("kept"))[0] == b"1"
+        await store.register("leader", b"2")
+
+
 async def test_a_full_disk_is_a_typed_error_and_leaves_the_store_as_it_was(tmp_path: Path) -> None:
     async with await SqliteMetadataStore.open(tmp_path / "m.db") as store:
         version = await store.create("a", b"1")

@@ -44,7 +44,7 @@ class Cli:
             },
         )
 
-    def run(self, *arguments: str, stdin: bytes = b"", code: int = 0) -> bytes:
+    def run(self, *arguments: str | bytes, stdin: bytes = b"", code: int = 0) -> bytes:
         """Run a command to its end, expect its exit code, and give its output (its errors, if it fails)."""
         process = self.start(*arguments)
         out, error = process.communicate(stdin, TIMEOUT_S)

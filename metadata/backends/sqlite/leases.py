@@ -29,15 +29,15 @@ import logging
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from metadata.backends.sqlite.database import PRIVATE, BusyError, Database, translated, use_wal
-from metadata.errors import InvalidArgumentError, MetadataUnavailableError
+from metadata.errors import InvalidArgumentError, MetadataCorruptError, MetadataUnavailableError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from metadata.backends.sqlite.database import Connection, Result
 
@@ -52,6 +52,7 @@ class Leases:
 
         Raises:
             MetadataUnavailableError: the disk fails.
+            MetadataCorruptError: the lease file is damaged.
             BusyError: another process is creating the file.
         """
         self._lease_ns = int(lease_s * 1e9)
@@ -61,7 +62,8 @@ class Leases:
                 _unlink(stale)
         self._mode = path.stat().st_mode & 0o666 if path.exists() else PRIVATE
         self._locks: dict[str, IO[bytes]] = {}
-        self._database = Database(self._path, self._prepare, create=True, is_made_again=True)
+        with self._advising():
+            self._database = Database(self._path, self._prepare, create=True, is_made_again=True)
 
     def _prepare(self, connection: Connection, _: bool) -> None:
         with suppress(OSError):  # another user's file
@@ -73,7 +75,18 @@ class Leases:
 
     def run(self, call: Callable[[], Result]) -> Result:
         """Run a call of the methods below on the file that the path names; see `Database.run`."""
-        return self._database.run(call)
+        with self._advising():
+            return self._database.run(call)
+
+    @contextmanager
+    def _advising(self) -> Iterator[None]:
+        """Have the error of a damaged file say what the file holds."""
+        try:
+            yield
+        except MetadataCorruptError as error:
+            raise MetadataCorruptError(
+                f"{error}. It holds only the leases of processes that run: while none does, it may be removed"
+            ) from error
 
     def close(self) -> None:
         """Close the file, and release the locks."""

@@ -195,3 +195,29 @@ async def test_what_is_no_file_is_told_and_waited_for_by_nobody(tmp_path: Path, 
         (path / "aside").rename(path / name)
     assert not (await inspected(path)).is_damaged
     assert refused <= {"cookie.json", "lock"}, "all others are told with what there is besides"
+
+
+EMPTY_FILES = {
+    "a file of no bytes": lambda path: open(path, "wb").close(),
+    "a pipe": os.mkfifo,
+    "a link to /dev/null": lambda path: os.symlink("/dev/null", path),
+}
+
+
+@pytest.mark.parametrize("what", EMPTY_FILES)
+async def test_a_sealed_segment_without_its_bytes_is_damage(tmp_path: Path, what: str) -> None:
+    path = await make_directory(tmp_path / "b1")
+    sealed = [one for one in (await inspected(path)).segments if one.is_sealed]
+    assert sealed
+    for one in sealed:
+        file = path / form.segment_name(one.segment_id)
+        file.rename(path / "aside")
+        EMPTY_FILES[what](file)
+        disk = ReadOnlyDisk()
+        try:
+            found = await Inspector(disk, [str(path)], lambda *_: None).run()
+        finally:
+            disk.close()
+        assert found.is_damaged, one.path
+        file.unlink()
+        (path / "aside").rename(file)
