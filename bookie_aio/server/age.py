@@ -289,8 +289,9 @@ class BookieAge:
                 is_new=self._is_new,
             )
             self._in_question.hear(verdict.events, self._file.set_backs, self._engine.marking)
-            if verdict.events != found.events:
+            if verdict.events != found.events or found.version is None:
                 # Before the counter is raised: a raised counter proves nothing to the next bookie any more.
+                # Without an event the key is there all the same: writers guard their changes by its version.
                 try:
                     await found.replace(self._store, verdict.events)
                 except VersionConflictError:

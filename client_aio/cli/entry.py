@@ -15,12 +15,14 @@ _INTERRUPTED = 130
 def main() -> NoReturn:
     """Run the command line; ends the process with a stable exit code."""
     handler = signal.getsignal(signal.SIGINT)
-    if handler is signal.default_int_handler:  # else the starter has it ignored
+    is_ours = handler is signal.default_int_handler  # else the starter has it ignored
+    if is_ours:
         signal.signal(signal.SIGINT, lambda *_: os._exit(_INTERRUPTED))
     from client_aio.cli import main as command_line
 
     try:
-        signal.signal(signal.SIGINT, handler)
+        if is_ours:
+            signal.signal(signal.SIGINT, handler)
         command_line.main()
     except KeyboardInterrupt:  # before or behind what `command_line` guards
         sys.exit(_INTERRUPTED)

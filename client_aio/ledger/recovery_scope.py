@@ -65,16 +65,6 @@ class RecoveryScope:
         return cls(bookies, (len(bookies), len(bookies), metadata.ack_quorum), is_wide=True)
 
 
-async def events_of(store: MetadataStore, ledger_id: int) -> list[SetBack]:
-    """Return the events of set-backs that cover a ledger, as of this call or later.
-
-    Raises:
-        MetadataUnavailableError: the metadata store did not answer in time.
-    """
-    await store.sync(KEY_SET_BACKS)
-    return [one for one in (await SetBacks.read(store)).events if ledger_id < one.raised_to]
-
-
 async def recovery_scope(context: ClientContext, metadata: LedgerMetadata) -> RecoveryScope:
     """Return which bookies to ask.
 
@@ -85,7 +75,8 @@ async def recovery_scope(context: ClientContext, metadata: LedgerMetadata) -> Re
         MetadataUnavailableError: the metadata store did not answer in time.
     """
     store = context.ledgers.store
-    events = await events_of(store, metadata.ledger_id)
+    await store.sync(KEY_SET_BACKS)
+    events = [one for one in (await SetBacks.read(store)).events if metadata.ledger_id < one.raised_to]
     if not events:
         return RecoveryScope.of(metadata)
     # The copy may lack the cookies of bookies that came later: registrations and events name those.
@@ -94,8 +85,13 @@ async def recovery_scope(context: ClientContext, metadata: LedgerMetadata) -> Re
     names -= set(await store.children(KEY_RETIRED))
     doubted = {name for name in names if unanswered_below(events, name) > metadata.ledger_id}
     scope = RecoveryScope.of(metadata, running | doubted)
-    doubts = await asyncio.gather(*(_is_unjudged(store, events, one) for one in scope.bookies))
-    return replace(scope, unjudged=frozenset(compress(scope.bookies, doubts)))
+    return replace(scope, unjudged=await unjudged(store, events, scope.bookies))
+
+
+async def unjudged(store: MetadataStore, events: Sequence[SetBack], bookies: Sequence[str]) -> frozenset[str]:
+    """Return the bookies that may not know yet that they were set back themselves."""
+    doubts = await asyncio.gather(*(_is_unjudged(store, events, one) for one in bookies))
+    return frozenset(compress(bookies, doubts))
 
 
 async def _is_unjudged(store: MetadataStore, events: Sequence[SetBack], bookie: str) -> bool:

@@ -5,6 +5,9 @@ recovery has closed since. Its writer, which knows nothing of that, may replace 
 have entries acknowledged behind the end. Or it closes the ledger at another end. The fenced bookies still
 know. So while an event of a set-back covers a ledger (rule 15), its writer asks them before it changes its
 metadata. It goes on when so many say "not fenced" that the others are too few for a fence (rule 12b).
+
+The change is guarded by the version of the events: one that is retried behind a set-back is judged anew. Once
+it has happened, the metadata decide again, and the writer asks no more because of these events.
 """
 
 from __future__ import annotations
@@ -16,53 +19,97 @@ from typing import TYPE_CHECKING
 from bookie_aio.wire.messages import ReadLac
 from client_aio.core.quorum import covers_all_write_sets
 from client_aio.ledger.futures import fenced_by_term
-from client_aio.ledger.recovery_scope import ask_lac, events_of, recovery_scope
+from client_aio.ledger.recovery_scope import ask_lac, unjudged
+from metadata.access.bookies import SetBack, SetBacks
 from metadata.awake import Deadline
 from metadata.errors import (
     BookKeeperError,
+    GuardChangedError,
     LedgerFencedError,
+    MetadataCorruptError,
     MetadataUnavailableError,
     NotEnoughBookiesError,
 )
-from metadata.ids import NO_ENTRY
+from metadata.ids import KEY_SET_BACKS, NO_ENTRY
+from metadata.store import Guard
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
     from client_aio.context import ClientContext
     from client_aio.core.digest import Digest
+    from client_aio.core.ensemble_change import Apply, Closing, EnsembleChange
+    from client_aio.ledger.metadata_update import VersionedLedgerMetadata
     from metadata.model.ledger import LedgerMetadata
 
 logger = logging.getLogger(__name__)
 
 _RETRY_S = 0.2
+_RETRY_MAX_S = 2.0
+_HEALS_S = 2.0
 
 
-async def check_standing(context: ClientContext, metadata: LedgerMetadata, digest: Digest, term: int) -> None:
-    """Return once it is known that no recovery has fenced the ledger of a writer of before.
-
-    Where no event of a set-back covers the ledger, this reads the events only. Cancelling changes nothing.
+class Standing:
+    """What one writer knows of its standing.
 
     Args:
-        metadata: as the writer last wrote them.
         term: the writer's.
-
-    Raises:
-        LedgerFencedError: a bookie refuses the term.
-        NotEnoughBookiesError: within `ensemble_change_timeout_s` too few bookies of the last fragment said
-            that they are not fenced.
-        MetadataUnavailableError: the metadata store did not answer in time.
     """
-    ledger_id, config = metadata.ledger_id, context.config
-    key, what = ("standing", ledger_id), "ledger=%d waits, since a recovery may have fenced it: %s"
-    with Deadline(config.ensemble_change_timeout_s) as deadline:
+
+    def __init__(self, context: ClientContext, digest: Digest, term: int) -> None:
+        self._context = context
+        self._digest = digest
+        self._term = term
+        self._proven: frozenset[str] = frozenset()  # events behind which this writer changed the metadata
+
+    async def make(
+        self, change: EnsembleChange | Closing, held: VersionedLedgerMetadata, *, heals: bool
+    ) -> bool:
+        """Make a change as `VersionedLedgerMetadata.update` does, once the standing is known.
+
+        Cancelling leaves the outcome unknown.
+
+        Args:
+            heals: the writer recovers its ledger where it loses its bookies, as that of an unbounded ledger
+                does. It does not wait for them.
+
+        Returns:
+            True if the change has happened, or the metadata agree with it (rule 10).
+
+        Raises:
+            LedgerFencedError: a bookie refuses the term, and nobody has closed the ledger by these metadata.
+            NotEnoughBookiesError: too few bookies of the last fragment said that they are not fenced.
+            Otherwise as `update` there.
+        """
+        config = self._context.config
+        heals = heals or held.current.is_unbounded
+        patience_s = _HEALS_S if heals else config.ensemble_change_timeout_s
+        while True:
+            with Deadline(patience_s) as deadline:
+                events, guard = await self._judge(held.current.ledger_id, change.apply, deadline)
+            try:
+                is_done = await held.update(change.apply, guard)
+            except GuardChangedError:
+                continue  # there is one more event, or one was answered
+            if is_done:
+                self._proven |= {event.token for event in events}
+            return is_done or change.is_met_by(held.current)
+
+    async def _judge(
+        self, ledger_id: int, apply: Apply, deadline: Deadline
+    ) -> tuple[list[SetBack], Guard | None]:
+        """Return the events that no change was made behind yet, and the guard of the change."""
+        pause_s = _RETRY_S
         while True:
             try:
-                doubts = await _doubts(context, metadata, digest, term, deadline)
-            except MetadataUnavailableError as error:
+                events, guard = await self._events(ledger_id)
+                doubts = await self._doubts(ledger_id, apply, events, deadline) if events else ""
+                if not doubts:
+                    return events, guard
+            except (MetadataUnavailableError, MetadataCorruptError) as error:
                 if deadline.is_over:
                     raise
                 doubts = str(error)
-            if not doubts:
-                return
             if deadline.is_over:
                 raise NotEnoughBookiesError(
                     f"the metadata store was set back, so a recovery may have closed ledger {ledger_id}, and "
@@ -70,48 +117,81 @@ async def check_standing(context: ClientContext, metadata: LedgerMetadata, diges
                     "ledger",
                     ledger_id=ledger_id,
                 )
-            context.reports.warn(logger, key, what, ledger_id, doubts)
-            await asyncio.sleep(_RETRY_S)
+            key, what = ("standing", ledger_id), "ledger=%d waits, since a recovery may have fenced it: %s"
+            self._context.reports.warn(logger, key, what, ledger_id, doubts)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _RETRY_MAX_S)
+
+    async def _events(self, ledger_id: int) -> tuple[list[SetBack], Guard | None]:
+        store = self._context.ledgers.store
+        await store.sync(KEY_SET_BACKS)
+        found = await SetBacks.read(store)
+        # An unbounded ledger that was taken over behind an event has a term of then.
+        events = [
+            one
+            for one in found.events
+            if max(ledger_id, self._term) < one.raised_to and one.token not in self._proven
+        ]
+        return events, None if found.version is None else Guard(KEY_SET_BACKS, found.version)
+
+    async def _doubts(
+        self, ledger_id: int, apply: Apply, events: Sequence[SetBack], deadline: Deadline
+    ) -> str:
+        """Ask the bookies of the last fragment once; return why too few count, and nothing where enough do.
+
+        Metadata that refuse the change decide by themselves (rule 10), and no bookie is asked.
+        """
+        ledgers = self._context.ledgers
+        metadata, _ = await ledgers.read(ledger_id, sync=True)
+        if apply(metadata) is None:
+            return ""
+        bookies = metadata.last_fragment.bookies
+        errors = await self._ask(metadata, await unjudged(ledgers.store, events, bookies), deadline)
+        return (
+            ""
+            if _is_enough(metadata, errors)
+            else "; ".join(f"{name} ({error})" for name, error in errors.items())
+        )
+
+    async def _ask(
+        self, metadata: LedgerMetadata, unjudged: frozenset[str], deadline: Deadline
+    ) -> dict[str, str]:
+        """Return the bookies that do not say that they are not fenced, with the reasons."""
+        bookies = metadata.last_fragment.bookies
+        request = ReadLac(metadata.ledger_id, self._term, NO_ENTRY, 0)
+        errors = dict.fromkeys(bookies, "it gives no answer")
+        tasks = {
+            asyncio.ensure_future(ask_lac(self._context, self._digest, name, request)): name
+            for name in bookies
+        }
+        waiting = set(tasks)
+        try:
+            while waiting and not _is_enough(metadata, errors):
+                done, waiting = await deadline.wait(waiting)
+                if not done:
+                    break
+                for task in done:
+                    name = tasks[task]
+                    try:
+                        is_doubted = task.result().is_damaged or name in unjudged
+                    except LedgerFencedError as error:
+                        raise fenced_by_term(metadata.ledger_id, error) from None
+                    except BookKeeperError as error:
+                        errors[name] = str(error)
+                        continue
+                    if is_doubted:
+                        errors[name] = "it lost data of the ledger, its fence perhaps"
+                    else:
+                        del errors[name]
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        return errors
 
 
-async def _doubts(
-    context: ClientContext, metadata: LedgerMetadata, digest: Digest, term: int, deadline: Deadline
-) -> str:
-    """Ask the bookies of the last fragment once; return why too few count, and nothing where enough do."""
-    # An unbounded ledger that was taken over since has a term of then.
-    if all(term >= one.raised_to for one in await events_of(context.ledgers.store, metadata.ledger_id)):
-        return ""
-    scope, bookies = await recovery_scope(context, metadata), metadata.last_fragment.bookies
+def _is_enough(metadata: LedgerMetadata, others: Collection[str]) -> bool:
+    """Return whether these bookies of the last fragment are too few for a fence (rule 12b)."""
+    seats = sum(1 << seat for seat, name in enumerate(metadata.last_fragment.bookies) if name in others)
     sizes = (metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum)
-    request = ReadLac(metadata.ledger_id, term, NO_ENTRY, 0)
-    seats = {
-        asyncio.ensure_future(ask_lac(context, digest, name, request)): seat
-        for seat, name in enumerate(bookies)
-    }
-    waiting, unknown = set(seats), (1 << len(bookies)) - 1
-    errors = dict.fromkeys(bookies, "it gives no answer")
-    try:
-        while waiting:
-            done, waiting = await deadline.wait(waiting)
-            if not done:
-                break
-            for task in done:
-                name = bookies[seats[task]]
-                try:
-                    is_doubted = task.result().is_damaged or name in scope.unjudged
-                except LedgerFencedError as error:
-                    raise fenced_by_term(metadata.ledger_id, error) from None
-                except BookKeeperError as error:
-                    errors[name] = str(error)
-                    continue
-                if is_doubted:  # its fence may be among what it lost
-                    errors[name] = "it lost data of the ledger"
-                else:
-                    unknown &= ~(1 << seats[task])
-            if not covers_all_write_sets(unknown, *sizes):
-                return ""
-    finally:
-        for task in seats:
-            task.cancel()
-        await asyncio.gather(*seats, return_exceptions=True)
-    return "; ".join(f"{name} ({errors[name]})" for seat, name in enumerate(bookies) if unknown >> seat & 1)
+    return not covers_all_write_sets(seats, *sizes)

@@ -43,7 +43,7 @@ from client_aio.ledger.futures import (
 )
 from client_aio.ledger.metadata_update import VersionedLedgerMetadata
 from client_aio.ledger.replication import CopiesWatch, Replication, StallWatch
-from client_aio.ledger.standing import check_standing
+from client_aio.ledger.standing import Standing
 from client_aio.ledger.waiting_adds import (
     HARD_LIMIT_FACTOR,
     WaitingAdds,
@@ -189,6 +189,7 @@ class LedgerWriter(ClosesOnExit):
         """Begin to add behind `last_entry`, under a term."""
         self._held = self._hold(metadata, version)
         self._term = term
+        self._standing = Standing(self._context, self._digest, term)
         deferred_sync = self._options.deferred_sync
         replication: Replication[Token] = Replication(
             self._context,
@@ -486,7 +487,7 @@ class LedgerWriter(ClosesOnExit):
             LedgerFencedError: another client took the ledger over.
             NotEnoughBookiesError: with guaranteed write quorum, a bookie lacks acknowledged entries, and no
                 copy has come for `add_quorum_timeout_s`. The message names it. The ledger is OPEN, takes
-                adds, and may be closed again. Or as of `check_standing`: it stays OPEN for recovery.
+                adds, and may be closed again. Or as of `Standing`: it stays OPEN for recovery.
         """
         self._context.check_loop()
         return await self._close(self._close_metadata, at_ack_quorum=at_ack_quorum)
@@ -774,8 +775,7 @@ class LedgerWriter(ClosesOnExit):
             "ledger=%d ensemble change at entry %d: %s → %s",
             self.ledger_id, change.first_entry, ",".join(change.known.bookies), ",".join(change.bookies),
         )  # fmt: skip
-        await check_standing(self._context, self._held.current, self._digest, self._term)
-        if await self._held.update(change.apply) or change.is_met_by(self._held.current):
+        if await self._standing.make(change, self._held, heals=self._on_dropped is not None):
             return True
         self._fail(fenced_by_metadata(self._held.current))
         return False
@@ -785,8 +785,7 @@ class LedgerWriter(ClosesOnExit):
         # This writer's own last fragment: the metadata may have been read again since others changed them.
         short_from = None if window.is_idle else window.lafr + 1  # rule 11: closed at the ack quorum
         closing = Closing(window.lac, window.length_confirmed, self._changes.fragment, short_from)
-        await check_standing(self._context, self._held.current, self._digest, self._term)
-        if await self._held.update(closing.apply) or closing.is_met_by(self._held.current):
+        if await self._standing.make(closing, self._held, heals=self._on_dropped is not None):
             self._has_closed, self._failure = True, None
             self._room.set()  # Another call may wait for copies.
             return

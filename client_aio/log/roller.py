@@ -326,7 +326,7 @@ class Roller:
                 logger.warning("ledger=%d is gone: %s", old.ledger_id, error)
                 break
             except (MetadataUnavailableError, NotEnoughBookiesError) as error:
-                # The latter with guaranteed write quorum only: an entry waits for its last copy.
+                # The latter: an entry waits for its last copy (guaranteed write quorum), or as of `Standing`.
                 if self._is_stopping:
                     # The current ledger is in order, and does not fail of that. `stop` raises the error.
                     self._unclosed = error

@@ -22,7 +22,7 @@ from bookie_aio.wire.messages import Info
 from client_aio import Position
 from metadata.access.bookies import available_bookies
 from metadata.backends.uri import open_store
-from metadata.errors import BookKeeperError, LedgerRecoveryError
+from metadata.errors import BookKeeperError, LedgerRecoveryError, MetadataUnavailableError
 from metadata.ids import ledger_key
 from metadata.model.ledger import LedgerState
 from tests.support.cli import Cli
@@ -105,6 +105,21 @@ async def raised(cluster: Cluster, bookie_id: str) -> None:
         return (await info(cluster, bookie_id))["age"] != first
 
     await until(has_grown)
+
+
+async def all_raised(cluster: Cluster) -> None:
+    """Do as `raised` for each of the bookies, all of which run: each of them then notices a copy."""
+    first = {name: (await info(cluster, name))["age"] for name in cluster.bookies}
+    size = len(first)
+    async with client_aio.connect(cluster.uri) as client:
+        sizes = {"ensemble_size": size, "write_quorum": size, "ack_quorum": size}
+        async with client.create_ledger(**sizes) as ledger:
+            await ledger.add_entry(b"0")
+
+    async def have_grown() -> bool:
+        return all([(await info(cluster, name))["age"] != age for name, age in first.items()])
+
+    await until(have_grown)
 
 
 async def command(cluster: Cluster, *arguments: str) -> Any:
@@ -494,7 +509,7 @@ async def writer_of_before(
         if is_closed:
             async with client_aio.connect(cluster.uri) as other:
                 assert (await other.open_ledger(writer.ledger_id, recover=True)).is_closed
-        await raised(cluster, named[0])
+        await all_raised(cluster)
         await cluster.end()
         restore_metadata(folder, "older")
         yield writer, named, [name for name in cluster.bookies if name not in named]
@@ -544,6 +559,91 @@ async def test_a_writer_goes_on_by_older_metadata_once_enough_bookies_say_that_n
         await start(cluster, named[0])
         assert await adding == 10
         assert (await writer.close()).last_entry == 10
+
+
+async def test_a_change_that_is_tried_again_behind_a_set_back_is_judged_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its writer was cut off from the metadata store while a recovery closed the ledger, and behind that."""
+    cluster, is_cut, reached = Cluster(tmp_path, bookies=5), True, asyncio.Event()
+    async with (
+        asyncio.timeout(4 * WAIT_S),
+        cluster,
+        client_aio.connect(cluster.uri, connect_timeout_s=2) as client,
+    ):
+        writer = await client.create_ledger(ensemble_size=1, write_quorum=1, ack_quorum=1)
+        await writer.add_entries([b"%d" % number for number in range(10)])
+        (named,) = writer.metadata.last_fragment.bookies
+        await asyncio.to_thread(copy_running_metadata, tmp_path, "older")
+        ledgers = client._context.ledgers
+        compare_and_set = ledgers.compare_and_set
+
+        async def cut(*arguments: Any, **others: Any) -> Any:
+            if is_cut:
+                reached.set()
+                raise MetadataUnavailableError("it is cut off")
+            return await compare_and_set(*arguments, **others)
+
+        monkeypatch.setattr(ledgers, "compare_and_set", cut)
+        await cluster[named].kill()
+        adding = writer.add_entry(b"10")
+        await reached.wait()
+        await start(cluster, named)
+        async with client_aio.connect(cluster.uri) as other:
+            assert (await other.open_ledger(writer.ledger_id, recover=True)).is_closed
+        await all_raised(cluster)
+        await cluster.end()
+        restore_metadata(tmp_path, "older")
+        await start(cluster, *(name for name in cluster.bookies if name != named))
+        is_cut = False
+        await is_waiting(adding)
+        await start(cluster, named)
+        with pytest.raises(client_aio.LedgerFencedError):
+            await adding
+        await writer.abort()
+
+
+@pytest.mark.parametrize("how", ["closed", "deleted"])
+async def test_older_metadata_that_refuse_a_change_decide_without_the_bookies(
+    tmp_path: Path, how: str
+) -> None:
+    """Rule 10: a close succeeds where another client closed the ledger at the same end."""
+    cluster = Cluster(tmp_path, bookies=5)
+    async with (
+        asyncio.timeout(4 * WAIT_S),
+        writer_of_before(tmp_path, cluster, is_closed=False) as (writer, _, __),
+    ):
+        await start(cluster, *cluster.bookies)
+        async with client_aio.connect(cluster.uri) as other:
+            if how == "closed":
+                await other.open_ledger(writer.ledger_id, recover=True)
+                assert (await writer.close()).last_entry == 9
+            else:
+                await other.delete_ledger(writer.ledger_id)
+                with pytest.raises(client_aio.NoSuchLedgerError):
+                    await writer.close()
+
+
+async def test_a_writer_that_has_changed_older_metadata_asks_no_more(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, bookies=5)
+    async with (
+        asyncio.timeout(4 * WAIT_S),
+        writer_of_before(tmp_path, cluster, is_closed=False) as (writer, named, others),
+    ):
+        await start(cluster, *named[:2], *others)
+        assert await writer.add_entry(b"10") == 10
+        await until(is_out(writer, named[2]))
+        await start(cluster, named[2])
+        first, second, _ = writer.metadata.last_fragment.bookies
+        await asyncio.gather(cluster[first].kill(), cluster[second].kill())
+        assert await asyncio.wait_for(writer.add_entry(b"11"), WAIT_S / 2) == 11
+
+
+def is_out(writer: client_aio.LedgerWriter, bookie_id: str) -> Callable[[], Awaitable[bool]]:
+    async def is_replaced() -> bool:
+        return bookie_id not in writer.metadata.last_fragment.bookies
+
+    return is_replaced
 
 
 async def test_a_bookie_that_lost_data_does_not_say_that_nobody_fenced_it(tmp_path: Path) -> None:

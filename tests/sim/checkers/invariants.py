@@ -44,6 +44,7 @@ holds while the metadata store is an older copy.
 
 from __future__ import annotations
 
+import json
 import zlib
 from collections import Counter
 from dataclasses import dataclass, field
@@ -282,7 +283,8 @@ class History:
 
     def metadata_changed(self, key: str, value: bytes | None, version: Version | None) -> None:
         """Note a change in the metadata store, when it takes effect."""
-        self.is_set_back_told |= key == KEY_SET_BACKS
+        if key == KEY_SET_BACKS and value is not None:
+            self.is_set_back_told |= bool(json.loads(value)["events"])
         if not key.startswith(KEY_LEDGERS + "/") or key.count("/") != 5:
             return
         record = self.ledger(ledger_id_of(key))

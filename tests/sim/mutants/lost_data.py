@@ -169,16 +169,32 @@ MUTANTS = [
     ),
     Mutant(
         591, "a writer changes older metadata without asking whether it was fenced",
-        (Edit("client_aio.ledger.standing:check_standing",
-              "doubts = await _doubts(context, metadata, digest, term, deadline)", 'doubts = ""'),),
+        (Edit("client_aio.ledger.standing:Standing._judge",
+              "await self._doubts(ledger_id, apply, events, deadline) if events else \"\"", '""'),),
         tests=("tests/integration/test_set_back.py", "-k", "does_not_go_on"),
         note="of 700 seeds of set-back-under-writers one shows it",
     ),
     Mutant(
         592, "a bookie that lost data may say that nobody fenced the ledger",
-        (Edit("client_aio.ledger.standing:_doubts",
-              "task.result().is_damaged or name in scope.unjudged", "task.result() is None"),),
+        (Edit("client_aio.ledger.standing:Standing._ask",
+              "task.result().is_damaged or name in unjudged", "task.result() is None"),),
         tests=("tests/integration/test_set_back.py", "-k", "does_not_say"),
+    ),
+    Mutant(
+        596, "a change that is tried again behind a set-back is not judged anew",
+        (Edit("client_aio.ledger.standing:Standing.make",
+              "await held.update(change.apply, guard)", "await held.update(change.apply)"),),
+        tests=("tests/integration/test_set_back.py", "-k", "judged_anew"),
+    ),
+    Mutant(
+        597, "bookies decide where the metadata refuse a writer's change",
+        (Edit("client_aio.ledger.standing:Standing._doubts", "if apply(metadata) is None:", "if False:"),),
+        tests=("tests/integration/test_set_back.py", "-k", "decide_without"),
+    ),
+    Mutant(
+        598, "a writer that has changed older metadata asks its bookies before each further change",
+        (Edit("client_aio.ledger.standing:Standing.make", "if is_done:", "if False:"),),
+        tests=("tests/integration/test_set_back.py", "-k", "asks_no_more"),
     ),
     Mutant(
         520, "a recovery by older metadata asks the bookies that these name",
