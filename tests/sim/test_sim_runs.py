@@ -7,10 +7,10 @@ import pytest
 from tests.sim.campaign import runner
 from tests.sim.profiles import all_profiles, draw_plan
 
-SEEDS = 120
+SEEDS = 90
 
 
-@pytest.mark.long(80)
+@pytest.mark.long(60)
 def test_no_invariant_breaks_in_the_first_seeds() -> None:
     tally = runner.run(all_profiles(), range(SEEDS))
     print("\n".join(tally.lines()))

@@ -13,7 +13,7 @@ from benchmarks.processes import ROOT
 if TYPE_CHECKING:
     from pathlib import Path
 
-FRAMES = 10_000
+FRAMES = 6_000
 WAIT_S = 120
 
 
