@@ -440,6 +440,12 @@ class Seats(NamedTuple):
     """Those of `in_place` that have a mark, and nothing else is the matter with them."""
 
 
+def _is_bad(replica: ReplicaState, marks_stay: Collection[str], doubted: Collection[str]) -> bool:
+    """Return whether a bookie that answered may lack entries; the arguments are as of `seats_to_repair`."""
+    is_marked = replica.is_marked and replica.bookie_id not in marks_stay
+    return not replica.is_whole or replica.bookie_id in doubted or is_marked
+
+
 def seats_to_repair(
     replicas: Iterable[ReplicaState],
     lost: Collection[str],
@@ -470,11 +476,7 @@ def seats_to_repair(
         elif replica.is_silent:
             is_gone = replica.bookie_id in lost and replica.bookie_id not in running
             (replaced if is_gone else unknown)[replica.bookie_id] = None
-        elif (
-            not replica.is_whole
-            or replica.bookie_id in doubted
-            or (replica.is_marked and replica.bookie_id not in marks_stay)
-        ):
+        elif _is_bad(replica, marks_stay, doubted):
             in_place[replica.bookie_id] = None
     marked = tuple(one for one in in_place if one not in lacking)
     return Seats(tuple(in_place), tuple(replaced), tuple(unknown), marked)
@@ -508,14 +510,7 @@ def copies_by_replicas(
         by_fragment.setdefault(replica.first_entry, []).append(replica)
     fewest = write_quorum
     for seats in by_fragment.values():
-        bad = {
-            one.bookie_id
-            for one in seats
-            if one.is_silent
-            or not one.is_whole
-            or one.bookie_id in doubted
-            or (one.is_marked and one.bookie_id not in marks_stay)
-        }
+        bad = {one.bookie_id for one in seats if one.is_silent or _is_bad(one, marks_stay, doubted)}
         fewest = min(fewest, good_copies([one.bookie_id for one in seats], write_quorum, bad))
     return fewest
 

@@ -147,21 +147,20 @@ class Standing:
             return ""
         bookies = metadata.last_fragment.bookies
         errors = await self._ask(metadata, await unjudged(ledgers.store, events, bookies), deadline)
-        return (
-            ""
-            if _is_enough(metadata, errors)
-            else "; ".join(f"{name} ({error})" for name, error in errors.items())
-        )
+        if _is_enough(metadata, errors):
+            return ""
+        return "; ".join(f"{name} ({error})" for name, error in errors.items())
 
     async def _ask(
         self, metadata: LedgerMetadata, unjudged: frozenset[str], deadline: Deadline
     ) -> dict[str, str]:
         """Return the bookies that do not say that they are not fenced, with the reasons."""
         bookies = metadata.last_fragment.bookies
-        request = ReadLac(metadata.ledger_id, self._term, NO_ENTRY, 0)
         errors = dict.fromkeys(bookies, "it gives no answer")
         tasks = {
-            asyncio.ensure_future(ask_lac(self._context, self._digest, name, request)): name
+            asyncio.ensure_future(
+                self._ask_one(metadata.ledger_id, name, is_judged=name not in unjudged)
+            ): name
             for name in bookies
         }
         waiting = set(tasks)
@@ -171,23 +170,27 @@ class Standing:
                 if not done:
                     break
                 for task in done:
-                    name = tasks[task]
-                    try:
-                        is_doubted = task.result().is_damaged or name in unjudged
-                    except LedgerFencedError as error:
-                        raise fenced_by_term(metadata.ledger_id, error) from None
-                    except BookKeeperError as error:
-                        errors[name] = str(error)
-                        continue
-                    if is_doubted:
-                        errors[name] = "it lost data of the ledger, its fence perhaps"
+                    if error := task.result():
+                        errors[tasks[task]] = error
                     else:
-                        del errors[name]
+                        del errors[tasks[task]]
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
         return errors
+
+    async def _ask_one(self, ledger_id: int, bookie_id: str, *, is_judged: bool) -> str:
+        """Return why a bookie does not count; nothing where it says that it is not fenced."""
+        try:
+            request = ReadLac(ledger_id, self._term, NO_ENTRY, 0)
+            answer = await ask_lac(self._context, self._digest, bookie_id, request)
+        except LedgerFencedError as error:
+            raise fenced_by_term(ledger_id, error) from None
+        except BookKeeperError as error:
+            return str(error)
+        is_doubted = answer.is_damaged or not is_judged
+        return "it lost data of the ledger, its fence perhaps" if is_doubted else ""
 
 
 def _is_enough(metadata: LedgerMetadata, others: Collection[str]) -> bool:

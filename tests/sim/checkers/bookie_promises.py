@@ -85,12 +85,14 @@ class Words:
             self._raised_to = _raised_to(value)
         elif key.startswith(f"{KEY_LEDGERS}/"):
             ledger_id = ledger_id_of(key)
-            if ledger_id not in self._created and ledger_id < max(self._floor, self._raised_to):
+            if ledger_id in self._created:
+                return
+            self._created.add(ledger_id)
+            if ledger_id < max(self._floor, self._raised_to):
                 self._late.add(ledger_id)
                 self._history.ignore(ledger_id)
-            elif ledger_id not in self._created and ledger_id < self._floor_ever:
+            elif ledger_id < self._floor_ever:
                 self._below_former.add(ledger_id)
-            self._created.add(ledger_id)
 
     def set_back(self, copy: TreeCopy) -> None:
         """Note that a copy of the metadata was put in their place."""

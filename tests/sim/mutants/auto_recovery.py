@@ -323,7 +323,7 @@ MUTANTS = [
     Mutant(
         595, "an entry that is marked on two bookies has three good copies",
         (Edit("client_aio.core.audit:copies_by_replicas",
-              "or (one.is_marked and one.bookie_id not in marks_stay)", ""),),
+              "one.is_silent or _is_bad(one, marks_stay, doubted)", "one.is_silent or not one.is_whole"),),
         tests=("tests/client_aio/core/test_client_audit.py", "-k", "no_good_copy"),
     ),
     Mutant(

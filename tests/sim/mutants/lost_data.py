@@ -176,8 +176,8 @@ MUTANTS = [
     ),
     Mutant(
         592, "a bookie that lost data may say that nobody fenced the ledger",
-        (Edit("client_aio.ledger.standing:Standing._ask",
-              "task.result().is_damaged or name in unjudged", "task.result() is None"),),
+        (Edit("client_aio.ledger.standing:Standing._ask_one",
+              "answer.is_damaged or not is_judged", "False"),),
         tests=("tests/integration/test_set_back.py", "-k", "does_not_say"),
     ),
     Mutant(
