@@ -525,7 +525,7 @@ class Worker:
                 report = await self._run(ledger_id, bookies[seat], by=new, only=part.first_entry)
                 if not report.fragments:
                     break  # Another client changed the fragment, or trimmed it.
-                missing.add(report)
+                missing.note(_Lost.of(report))
                 bookies[seat] = new
         return missing
 
@@ -552,7 +552,8 @@ class Worker:
                     for first_entry, seat in seats:
                         bookie_id = part.bookies[seat]
                         if first_entry == part.first_entry:
-                            missing.add(await self._run(ledger_id, bookie_id, by=bookie_id, only=first_entry))
+                            report = await self._run(ledger_id, bookie_id, by=bookie_id, only=first_entry)
+                            missing.note(_Lost.of(report))
         return missing
 
     async def _repair(self, ledger_id: int, bookie_id: str, *, in_place: bool) -> _Lost:
@@ -563,9 +564,7 @@ class Worker:
         report = await self._run(ledger_id, bookie_id, by=by, preferred=preferred)
         if report.mark_left:
             logger.warning("ledger=%d bookie=%s keeps its mark: %s", ledger_id, bookie_id, report.mark_left)
-        missing = _Lost()
-        missing.add(report)
-        return missing
+        return _Lost.of(report)
 
     def _takes_copies(self, bookie_id: str) -> bool:
         """Return whether a bookie that answers may be repaired in its place.
@@ -616,11 +615,14 @@ class Worker:
 class _Lost(dict[str, list[EntryRun]]):
     """The entries of one ledger that no bookie returned, by the bookie that owes them now."""
 
-    def add(self, report: RepairReport) -> None:
-        """Add what a repair did not find."""
+    @classmethod
+    def of(cls, report: RepairReport) -> _Lost:
+        """Return what a repair did not find."""
+        lost = cls()
         for fragment in report.fragments:
             if fragment.lost:
-                self.setdefault(fragment.replacement, []).extend(fragment.lost)
+                lost.setdefault(fragment.replacement, []).extend(fragment.lost)
+        return lost
 
     def note(self, others: _Lost) -> None:
         """Add what other repairs did not find."""
