@@ -407,7 +407,8 @@ async def test_after_a_set_back_no_other_bookie_may_hold_anything_of_a_buried_le
             async with await RawClient.connect(cluster[other].addresses[0]) as raw:
                 assert (await raw.add(log.ledger_id, 0, [b"acknowledged"])).status is Status.OK
         event = SetBack("an event", "b1", 0, log.ledger_id + 100, [])
-        await SetBacks().replace(client._context.ledgers.store, [event])
+        store = client._context.ledgers.store
+        await (await SetBacks.read(store)).replace(store, [event])
         if is_held:
             with pytest.raises(client_aio.LedgerRecoveryError, match="accept_loss"):
                 await client.open_log("orders")

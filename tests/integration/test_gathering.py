@@ -10,7 +10,7 @@ import client_aio
 import client_aio.ledger.replication
 from bookie_aio.wire.messages import Op
 from tests.support.cluster import Cluster
-from tests.support.links import WAIT_S, Frame, Link, Links
+from tests.support.links import WAIT_S, Frame, Link, Links, Sighting
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -49,12 +49,18 @@ def counted(link: Link) -> list[range]:
     return batches
 
 
+def sent(link: Link, last: int) -> Sighting:
+    """A batch that ends with this entry. The other two bookies may have acknowledged it long before."""
+    return link.requests.see(Op.ADD, lambda frame: frame.blocks[-1].entry_ids[-1] == last)
+
+
 async def test_what_is_added_turn_by_turn_goes_in_one_batch_behind_the_one_under_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client_aio.ledger.replication, "_GATHERING_S", LONG_S)
     async with a_writer(tmp_path) as (ledger, links):
-        batches, held = counted(links[0]), [link.answers.hold(Op.ADD) for link in links]
+        batches, all_sent = counted(links[0]), sent(links[0], 20)
+        held = [link.answers.hold(Op.ADD) for link in links]
         futures = [ledger.add_entry(b"first")]
         for each in held:
             await each.reached()
@@ -64,6 +70,7 @@ async def test_what_is_added_turn_by_turn_goes_in_one_batch_behind_the_one_under
         for each in held:
             each.release()
         assert await asyncio.wait_for(asyncio.gather(*futures), WAIT_S) == list(range(21))
+        await all_sent.reached()
         assert batches == [range(1), range(1, 21)]
 
 
@@ -73,9 +80,9 @@ async def test_what_is_gathered_does_not_wait_for_an_answer_that_does_not_come(t
         first = ledger.add_entry(b"first")
         for each in held:
             await each.reached()
-        sent = [link.requests.see(Op.ADD) for link in links]
+        sightings = [link.requests.see(Op.ADD) for link in links]
         second = ledger.add_entry(b"second")
-        for seen in sent:
+        for seen in sightings:
             assert (await seen.reached()).block.entry_ids == range(1, 2)
         assert not first.done()
         for each in held:
@@ -92,9 +99,9 @@ async def test_what_is_large_is_sent_at_once_and_takes_along_what_waits(
         futures = [ledger.add_entry(b"first")]
         for each in held:
             await each.reached()
-        sent = [link.requests.see(Op.ADD) for link in links]
+        sightings = [link.requests.see(Op.ADD) for link in links]
         futures += [ledger.add_entry(b"little"), ledger.add_entry(b"l" * 100_000)]
-        for seen in sent:
+        for seen in sightings:
             assert (await seen.reached()).block.entry_ids == range(1, 3)
         for each in held:
             each.release()
@@ -103,12 +110,13 @@ async def test_what_is_large_is_sent_at_once_and_takes_along_what_waits(
 
 async def test_entries_that_come_one_at_a_time_leave_at_once_and_bursts_in_one_batch(tmp_path: Path) -> None:
     async with a_writer(tmp_path) as (ledger, links), asyncio.timeout(WAIT_S):
-        batches = counted(links[0])
+        batches, all_sent = counted(links[0]), sent(links[0], 42)
         assert [await ledger.add_entry(b"1"), await ledger.add_entry(b"2")] == [0, 1]
         alone = ledger.add_entry(b"3")
         assert ledger._window.last_entry_sent == 2, "it waits for no end of the event-loop iteration"
         await alone
         for burst in (range(3, 23), range(23, 43)):
             assert await asyncio.gather(*[ledger.add_entry(b"many") for _ in burst]) == list(burst)
+        await all_sent.reached()
         # The first one of a burst after single entries goes ahead: nothing says that more will come.
         assert batches == [range(1), range(1, 2), range(2, 3), range(3, 4), range(4, 23), range(23, 43)]
