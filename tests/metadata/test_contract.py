@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
+from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 import pytest
 
+from metadata.backends.sqlite import store as sqlite_store
 from metadata.errors import (
     ClientClosedError,
     GuardChangedError,
@@ -417,6 +420,43 @@ async def test_many_watches_of_one_key_and_of_others_live_side_by_side(backend: 
     await next_change(watches[5])
     for each in watches:
         await each.aclose()
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_what_a_watcher_read_last_is_what_is_there(
+    backend: Backend, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A key is made and removed again and again, while watchers come and go."""
+    monkeypatch.setattr(sqlite_store, "POLL_INTERVAL_S", 0.002)  # as fast as changes come
+    rng = random.Random(seed)
+    one, two = await backend.open(), await backend.open()
+    read: dict[int, bytes | None] = {}
+    has_read = asyncio.Condition()
+
+    async def follow(watcher: int) -> None:
+        async with aclosing(two.watch("a/b")) as changes:
+            async for _ in changes:
+                read[watcher] = await value_of(two, "a/b")
+                async with has_read:
+                    has_read.notify_all()
+
+    async with asyncio.TaskGroup() as group:
+        followers = {watcher: group.create_task(follow(watcher)) for watcher in range(2)}
+        for turn in range(40):
+            followers.pop(turn).cancel()
+            followers[turn + 2] = group.create_task(follow(turn + 2))
+            for _ in range(rng.randrange(1, 5)):
+                if await value_of(one, "a/b") is None:
+                    await one.create("a/b", b"%d" % turn)
+                else:
+                    await one.delete("a/b")
+                await asyncio.sleep(rng.choice((0, 0, 0, 0.002)))
+            what = await value_of(one, "a/b")
+            async with asyncio.timeout(PATIENCE_S), has_read:
+                while any(read.get(each, b"") != what for each in followers):
+                    await has_read.wait()
+        for each in followers.values():
+            each.cancel()
 
 
 async def test_closing_the_store_ends_its_watches(backend: Backend) -> None:

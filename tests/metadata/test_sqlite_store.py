@@ -516,7 +516,7 @@ async def test_watches_do_not_ask_a_database_whose_files_are_as_they_were(
     ):
         version = await other.create("count", b"0")
         looks, asked = 0, 0
-        stamp, changed = sqlite_store._stamp_of, store._tables.changed_signatures
+        stamp, changed = sqlite_store._stamp_of, store._tables.signatures
 
         def look(path: Path) -> sqlite_store.Stamp | None:
             nonlocal looks
@@ -529,7 +529,7 @@ async def test_watches_do_not_ask_a_database_whose_files_are_as_they_were(
             return changed(keys)
 
         monkeypatch.setattr(sqlite_store, "_stamp_of", look)
-        monkeypatch.setattr(store._tables, "changed_signatures", ask)
+        monkeypatch.setattr(store._tables, "signatures", ask)
         async with aclosing(store.watch("count")) as changes:
             await anext(changes)
             for number in range(1, 4):
@@ -543,3 +543,29 @@ async def test_watches_do_not_ask_a_database_whose_files_are_as_they_were(
                 await asyncio.wait_for(following, WAIT_S)
                 assert (await store.read("count")).value == b"%d" % number
         assert asked < looks / 2
+
+
+@pytest.mark.parametrize("key", ["k", "a/b/c"])
+async def test_a_watcher_that_read_what_is_made_and_removed_between_two_polls_is_woken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    """Both polls find the key missing."""
+    monkeypatch.setattr(sqlite_store, "POLL_INTERVAL_S", 3600.0)  # the test says when
+    async with (
+        asyncio.timeout(WAIT_S),
+        await SqliteMetadataStore.open(tmp_path / "m.db") as store,
+        await SqliteMetadataStore.open(tmp_path / "m.db") as other,
+    ):
+        await other.create(key, b"1")
+        async with aclosing(store.watch(key)) as changes:
+            await anext(changes)
+            await other.delete(key)
+            store._poll_now.set()
+            await anext(changes)
+            await other.create(key, b"2")
+            assert (await store.read(key)).value == b"2"
+            await other.delete(key)
+            store._poll_now.set()
+            await anext(changes)
+            with pytest.raises(NoSuchKeyError):
+                await store.read(key)

@@ -451,9 +451,9 @@ class SqliteMetadataStore(MetadataStore):
                 timer = loop.call_later(pause_s, self._poll_now.set)
                 continue
             seen, asked_at = (stamp, keys), loop.time()
-            found: dict[str, Signature] | None
+            found: dict[str, Signature]
             try:
-                found = await self._submit(partial(self._tables.changed_signatures, keys))
+                found = await self._submit(partial(self._tables.signatures, keys))
             except ClientClosedError:
                 for watch in self._watches:  # a watcher reads next, and its read raises ClientClosedError
                     watch.changed.set()
@@ -463,7 +463,7 @@ class SqliteMetadataStore(MetadataStore):
                 log.warning("watches cannot be checked: %s", error, exc_info=is_unforeseen(error))
                 found, pause_s, seen = {}, 1.0, (None, ())
             for watch in watches:
-                if found is not None and watch.signature != found.get(watch.key):
+                if watch.signature != found.get(watch.key):
                     watch.signature = found.get(watch.key)
                     watch.changed.set()
             timer.cancel()

@@ -81,7 +81,10 @@ class Row(NamedTuple):
 
 
 Signature = tuple[int | str, ...]
-"""The count of files opened; then incarnation, number, writers and count of child changes of a node there."""
+"""The count of files opened; then incarnation, number, writers and count of child changes of the key.
+
+A missing key has those of its nearest ancestor: they tell that it was made and removed since.
+"""
 
 
 class Tables:
@@ -107,6 +110,7 @@ class Tables:
             raise InvalidArgumentError(f"the directory {path.parent} does not exist")
         self._path = path
         self._seen: tuple[int, int, int, tuple[str, ...]] | None = None
+        self._signatures: dict[str, Signature] = {}
         self._database = Database(path, self._prepare, create=create)
 
     def close(self) -> None:
@@ -215,20 +219,19 @@ class Tables:
     # Watches
 
     def signature(self, key: str) -> Signature:
-        """Return a value that differs whenever the key's value or its children have changed."""
+        """Return a value that differs when the key or its children have changed, even back to nothing."""
         with translated(self._path):
             return self._signature(key)
 
-    def changed_signatures(self, keys: tuple[str, ...]) -> dict[str, Signature] | None:
-        """Return the keys' signatures; None where nothing has changed since the last call with these keys."""
+    def signatures(self, keys: tuple[str, ...]) -> dict[str, Signature]:
+        """Return the keys' signatures, read anew where anything has changed since the call before."""
         with translated(self._path):
             ((data_version,),) = self._database.execute("PRAGMA data_version").fetchall()
             seen = (self._database.openings, data_version, self._database.commits, keys)
-            if seen == self._seen:
-                return None
-            signatures = {key: self._signature(key) for key in keys}
-            self._seen = seen
-            return signatures
+            if seen != self._seen:
+                self._signatures = {key: self._signature(key) for key in keys}
+                self._seen = seen
+            return self._signatures
 
     # Sessions
 
@@ -301,9 +304,13 @@ class Tables:
         return row
 
     def _signature(self, key: str) -> Signature:
-        row: tuple[int | str, ...] | None = self._database.execute(
-            "SELECT id, number, writers, child_changes FROM node WHERE path = ?", (key,)
-        ).fetchone()
+        row: tuple[int | str, ...] | None = None
+        for path in (key, *reversed(ancestors_of(key)), ""):
+            row = self._database.execute(
+                "SELECT id, number, writers, child_changes FROM node WHERE path = ?", (path,)
+            ).fetchone()
+            if row is not None:
+                break
         # An older copy, or another file, may have come to the same numbers with other contents.
         return (self._database.openings, *(row or ()))
 
