@@ -7,7 +7,8 @@ import pytest
 from tests.sim.campaign import runner
 from tests.sim.profiles import all_profiles, draw_plan
 
-SEEDS = 90
+SEEDS = len(all_profiles())
+"""Each profile once."""
 
 
 @pytest.mark.long(60)

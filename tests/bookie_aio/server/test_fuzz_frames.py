@@ -13,7 +13,7 @@ from benchmarks.processes import ROOT
 if TYPE_CHECKING:
     from pathlib import Path
 
-FRAMES = 6_000
+FRAMES = 4_000
 WAIT_S = 120
 
 
