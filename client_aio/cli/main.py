@@ -3,6 +3,7 @@
 import logging
 import sys
 from collections.abc import Sequence
+from copy import copy
 from importlib import import_module
 from typing import Annotated, NoReturn
 
@@ -82,10 +83,16 @@ def add_all() -> None:
 
 
 def _add_groups(arguments: Sequence[str]) -> None:
-    """Import the group of commands that is called; without one, import all groups, to be listed."""
+    """Import the group of commands that is called; without one, import all groups, to be listed.
+
+    Typer builds the parameters of each command that it knows. So a command that is called is its only one.
+    """
     is_called = arguments and arguments[0] in (*_GROUPS, *_COMMANDS)
     for name in arguments[:1] if is_called else (*_GROUPS, *_COMMANDS):
-        group = import_module(f"client_aio.cli.{name}").app
+        group: typer.Typer = import_module(f"client_aio.cli.{name}").app
+        if called := [one for one in group.registered_commands if is_called and one.name in arguments[1:2]]:
+            group = copy(group)
+            group.registered_commands = called
         if all(one.typer_instance is not group for one in app.registered_groups):
             app.add_typer(group, name=name if name in _GROUPS else None, cls=Group)
 
