@@ -1,4 +1,4 @@
-"""Publishing the LAC of idle writers, by one timer for all writers of a client (rule 13).
+"""Publishing the LAC and LAFR of idle writers, by one timer for all writers of a client (rule 13).
 
 Owns the timer. Does not own the windows that it reads, nor sending the LAC.
 """
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
     from client_aio.core.add_window import AddWindow
 
-_NEVER = NO_ENTRY - 1
+_NOTHING = (NO_ENTRY, NO_ENTRY)
+_NEVER = (NO_ENTRY - 1, NO_ENTRY - 1)
 _PUBLISHED_BESIDE_ADDS = 32
 
 
@@ -70,16 +71,18 @@ class LacClock:
 class LacPublisher:
     """Publishes the LAC to the bookies once no entry has stated it for a while (rule 13).
 
+    With guaranteed write quorum the LAFR, which is stated with it, may move later. Then both are published
+    again: a recovery with a bookie away has nothing to write back up to the LAFR.
+
     Args:
-        publish: sends the window's LAC to the bookies.
+        publish: sends the window's LAC and LAFR to the bookies.
     """
 
     def __init__(self, window: AddWindow[Any], publish: Callable[[], None], clock: LacClock) -> None:
         self._window = window
         self._publish = publish
         self._clock = clock
-        self._published = NO_ENTRY
-        self._seen = _NEVER
+        self._published, self._seen = _NOTHING, _NEVER  # LAC and LAFR
         self._is_watched = False
         self._is_stopped = False
         self.has_published = False  # by the last `look`
@@ -93,7 +96,7 @@ class LacPublisher:
 
     def again(self) -> None:
         """Note that some bookie may not have been told the LAC: it did not answer, or was replaced."""
-        self._published = NO_ENTRY
+        self._published = _NOTHING
         self.moved()
 
     def stop(self) -> None:
@@ -109,16 +112,18 @@ class LacPublisher:
         """
         window = self._window
         self.has_published = self.is_busy = False
-        if self._is_stopped or window.lac == self._published:
+        stated, seen = (window.lac, window.lafr_to_state), self._seen
+        if self._is_stopped or stated == self._published:
             self._is_watched = False
             return True
-        if window.lac != self._seen or window.last_add_pushed != window.last_entry_reported:
+        self._seen = stated
+        if window.lac != seen[0] or window.last_add_pushed != window.last_entry_reported:
             # The writer is not idle: its next entries state the LAC.
-            self._seen, self.is_busy = window.lac, True
+            self.is_busy = True
             return False
-        if not may_publish:
-            return False
-        self._is_watched, self._published = False, window.lac
+        if not may_publish or (window.lac == self._published[0] and stated != seen):
+            return False  # the LAFR alone waits until it stands still
+        self._is_watched, self._published = False, stated
         self.has_published = True
         self._publish()
         return True

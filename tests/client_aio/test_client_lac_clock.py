@@ -62,6 +62,37 @@ async def test_a_writer_that_goes_on_publishes_nothing_and_one_that_stops_does_s
     publisher.stop()
 
 
+async def test_a_lafr_that_moves_behind_the_lac_is_published_once_it_stands_still() -> None:
+    window, clock, published = AddWindow[str](
+        ledger_id=7, content_term=0, ensemble_size=3, write_quorum=3, ack_quorum=2,
+        guaranteed_write_quorum=True,
+    ), LacClock(0.002), []  # fmt: skip
+    publisher = LacPublisher(window, lambda: published.append((window.lac, window.lafr_to_state)), clock)
+    late = []
+    for _ in range(2):
+        window.add(b"a", "a")
+        *sends, last = window.flush()
+        late.append(last)
+        for send in sends:
+            window.acknowledged(send)
+    window.advance()
+    publisher.moved()
+    assert [publisher.look(), publisher.look()] == [False, True]
+    assert published == [(1, -1)]
+    for answer in late:  # between one look and the next, the LAFR has moved
+        window.acknowledged(answer)
+        window.advance()
+        publisher.moved()
+        assert not publisher.look()
+    assert published == [(1, -1)]
+    assert publisher.look()
+    assert published == [(1, -1), (1, 1)]
+    publisher.moved()
+    assert publisher.look()
+    assert published == [(1, -1), (1, 1)]
+    publisher.stop()
+
+
 async def test_all_writers_of_a_client_share_one_timer(monkeypatch: pytest.MonkeyPatch) -> None:
     loop, clock, timers = asyncio.get_running_loop(), LacClock(0.002), []
     call_later = loop.call_later

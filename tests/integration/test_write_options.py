@@ -352,3 +352,23 @@ async def test_a_force_goes_on_with_who_is_left(tmp_path: Path) -> None:
         held.release()
         assert await asyncio.wait_for(forcing, WAIT_S) == 0
         await asyncio.wait_for(ledger.close(), WAIT_S)
+
+
+async def test_an_idle_writer_states_a_lafr_that_comes_behind_the_lac(tmp_path: Path) -> None:
+    # Else a recovery with one bookie away would have to write back what all three have, and could not.
+    async with Cluster(tmp_path) as cluster:
+        async with Links(cluster.uri) as links, links.connect("writer") as client:
+            ledger = await client.create_ledger(guaranteed_write_quorum=True)
+            first, _, late = ledger.metadata.last_fragment.bookies
+            told = links["writer", first].requests.see(Op.WRITE_LAC)
+            held = links["writer", late].answers.hold(Op.ADD)
+            assert await asyncio.wait_for(ledger.add_entry(b"x"), WAIT_S) == 0
+            statement = (await told.reached()).message.statement  # type: ignore[union-attr]
+            assert (statement.lac, statement.lafr) == (0, -1)
+            held.release()
+            await cluster.heard(client, client_aio.Position(ledger.ledger_id, 0))
+            await cluster[late].kill()
+            await ledger.abort()
+        async with client_aio.connect(cluster.uri, connect_timeout_s=2) as client:
+            reader = await client.open_ledger(ledger.ledger_id, recover=True)
+            assert reader.last_add_confirmed == 0

@@ -106,15 +106,26 @@ class Cluster:
         await asyncio.gather(*(bookie.end() for bookie in self.bookies.values()))
 
     async def heard(self, client: Client, position: Position) -> None:
-        """Return when every bookie of an open ledger's last fragment knows that an entry is acknowledged."""
+        """Return when every bookie of an open ledger's last fragment knows that an entry is acknowledged.
+
+        With guaranteed write quorum they know then, too, that all of its write set has it.
+        """
         ledger_id, entry_id = position
         question = ReadLac(ledger_id, NO_TERM, entry_id - 1, WAIT_MS_MAX)
-        for name in (await client.ledger_metadata(ledger_id)).last_fragment.bookies:
-            async with await RawClient.connect(self[name].addresses[0]) as asking:
-                answer = (await asking.call(question)).message
-                assert isinstance(answer, ReadLacAnswer)
-                assert answer.statement is not None
-                assert answer.statement.lac >= entry_id
+        metadata = await client.ledger_metadata(ledger_id)
+        for name in metadata.last_fragment.bookies:
+            async with (
+                await RawClient.connect(self[name].addresses[0]) as asking,
+                asyncio.timeout(WAIT_MS_MAX / 1000),
+            ):
+                while True:
+                    answer = (await asking.call(question)).message
+                    assert isinstance(answer, ReadLacAnswer)
+                    assert answer.statement is not None
+                    assert answer.statement.lac >= entry_id
+                    if not metadata.guaranteed_write_quorum or answer.statement.lafr >= entry_id:
+                        break
+                    await asyncio.sleep(0.01)  # no poll waits for the LAFR
 
     async def __aenter__(self) -> Self:
         starts = [asyncio.create_task(bookie.start()) for bookie in self.bookies.values()]

@@ -144,4 +144,11 @@ MUTANTS = [
         tests=("tests/client_aio/test_client_lac_clock.py", "-k", "share_one_timer"),
         note="readers see the same, only later",
     ),
+    Mutant(
+        599, "an idle writer does not state a LAFR that moves behind its LAC",
+        (Edit("client_aio.lac_clock:LacPublisher.look", "stated == self._published",
+              "stated[0] == self._published[0]"),),
+        tests=("tests/client_aio/test_client_lac_clock.py", "-k", "lafr"),
+        note="a recovery with a bookie away has more to write back, and asks for a spare",
+    ),
 ]  # fmt: skip
