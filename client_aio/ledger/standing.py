@@ -170,18 +170,19 @@ class Standing:
                 if not done:
                     break
                 for task in done:
-                    if error := task.result():
-                        errors[tasks[task]] = error
-                    else:
+                    error = task.result()
+                    if error is None:
                         del errors[tasks[task]]
+                    else:
+                        errors[tasks[task]] = error
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
         return errors
 
-    async def _ask_one(self, ledger_id: int, bookie_id: str, *, is_judged: bool) -> str:
-        """Return why a bookie does not count; nothing where it says that it is not fenced."""
+    async def _ask_one(self, ledger_id: int, bookie_id: str, *, is_judged: bool) -> str | None:
+        """Return why a bookie does not count; None where it says that it is not fenced."""
         try:
             request = ReadLac(ledger_id, self._term, NO_ENTRY, 0)
             answer = await ask_lac(self._context, self._digest, bookie_id, request)
@@ -190,7 +191,7 @@ class Standing:
         except BookKeeperError as error:
             return str(error)
         is_doubted = answer.is_damaged or not is_judged
-        return "it lost data of the ledger, its fence perhaps" if is_doubted else ""
+        return "it lost data of the ledger, its fence perhaps" if is_doubted else None
 
 
 def _is_enough(metadata: LedgerMetadata, others: Collection[str]) -> bool:
