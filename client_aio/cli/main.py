@@ -87,12 +87,12 @@ def _add_groups(arguments: Sequence[str]) -> None:
 
     Typer builds the parameters of each command that it knows. So a command that is called is its only one.
     """
-    is_called = arguments and arguments[0] in (*_GROUPS, *_COMMANDS)
-    for name in arguments[:1] if is_called else (*_GROUPS, *_COMMANDS):
+    called = arguments[:2] if arguments and arguments[0] in (*_GROUPS, *_COMMANDS) else ()
+    for name in called[:1] or (*_GROUPS, *_COMMANDS):
         group: typer.Typer = import_module(f"client_aio.cli.{name}").app
-        if called := [one for one in group.registered_commands if is_called and one.name in arguments[1:2]]:
+        if only := [one for one in group.registered_commands if one.name in called[1:]]:
             group = copy(group)
-            group.registered_commands = called
+            group.registered_commands = only
         if all(one.typer_instance is not group for one in app.registered_groups):
             app.add_typer(group, name=name if name in _GROUPS else None, cls=Group)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import client_aio
-from bookie_aio.wire.messages import Op
+from bookie_aio.wire.messages import Op, WriteLac
 from client_aio import LedgerState
 from tests.support.cluster import Cluster
 from tests.support.links import Links
@@ -363,8 +363,10 @@ async def test_an_idle_writer_states_a_lafr_that_comes_behind_the_lac(tmp_path: 
             told = links["writer", first].requests.see(Op.WRITE_LAC)
             held = links["writer", late].answers.hold(Op.ADD)
             assert await asyncio.wait_for(ledger.add_entry(b"x"), WAIT_S) == 0
-            statement = (await told.reached()).message.statement  # type: ignore[union-attr]
-            assert (statement.lac, statement.lafr) == (0, -1)
+            message = (await told.reached()).message
+            assert isinstance(message, WriteLac)
+            assert message.statement is not None
+            assert (message.statement.lac, message.statement.lafr) == (0, -1)
             held.release()
             await cluster.heard(client, client_aio.Position(ledger.ledger_id, 0))
             await cluster[late].kill()

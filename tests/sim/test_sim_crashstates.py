@@ -27,15 +27,15 @@ from tests.sim.mutants.__main__ import everything
 
 
 def test_whatever_a_power_cut_leaves_nothing_acknowledged_is_lost() -> None:
-    result = sweep(1, part=0.005)
-    assert result.states > 100
-    assert result.by_kind["write_and_sync"] > 25
+    result = sweep(1, part=0.01)
+    assert result.states > 200
+    assert result.by_kind["write_and_sync"] > 50
     assert not result.failures
 
 
 def test_nothing_acknowledged_is_lost_by_starts_one_upon_another() -> None:
-    result = sweep_chains(3, chains=2)
-    assert result.states > 100
+    result = sweep_chains(3, chains=4)
+    assert result.states > 200
     assert result.damaged > 0
     assert not result.failures
 
