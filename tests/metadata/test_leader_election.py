@@ -14,6 +14,7 @@ from benchmarks.processes import Child, start_module
 from client_aio.election import LeaderElection
 from metadata.errors import ClientClosedError, InvalidArgumentError, MetadataCorruptError
 from tests.metadata.conftest import new_root, still
+from tests.support import standstill
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -151,7 +152,7 @@ async def test_the_next_leads_when_the_leader_is_killed_and_a_stopped_one_knows_
         first, second, third = children
         first.kill()
         assert (await second.line(timeout_s=WAIT_S)).strip() == "leads"
-        os.kill(second.pid, signal.SIGSTOP)
+        standstill.stop(second.pid, uri)
         assert (await third.line(timeout_s=WAIT_S)).strip() == "leads"
         os.kill(second.pid, signal.SIGCONT)
         # The first thing it says is that it has lost.

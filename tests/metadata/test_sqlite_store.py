@@ -27,6 +27,7 @@ from metadata.errors import (
     NoSuchKeyError,
 )
 from metadata.owned_task import OwnedTask
+from tests.support import standstill
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -96,6 +97,24 @@ async def test_the_registration_of_a_stopped_process_goes_with_its_lease(tmp_pat
             async for _ in store.watch("b"):
                 if not await store.children("b"):
                     break
+    finally:
+        process.kill()
+        await process.communicate()
+
+
+async def test_a_process_that_tests_stop_is_in_no_transaction(tmp_path: Path) -> None:
+    path = tmp_path / "m.db"
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", CHILD, str(path), "1000", "1000000", stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        assert process.stdout is not None
+        async with await SqliteMetadataStore.open(path) as store:
+            for number in range(10):
+                await process.stdout.readline()
+                standstill.stop(process.pid, f"sqlite://{path}")
+                await store.create(f"while it stands still/{number}", b"1")
+                process.send_signal(signal.SIGCONT)
     finally:
         process.kill()
         await process.communicate()

@@ -7,16 +7,16 @@ import json
 import os
 import signal
 import sys
-import time
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from bookie_aio.wire.messages import NO_TERM, WAIT_MS_MAX, ReadLac, ReadLacAnswer
+from tests.support import standstill
 from tests.support.forkserver import CommandChild
 from tests.support.rawclient import RawClient
 
 if TYPE_CHECKING:
+    from pathlib import Path
     from types import TracebackType
 
     from benchmarks.processes import Child
@@ -64,10 +64,7 @@ class BookieProcess:
 
     def stop(self) -> None:
         """SIGSTOP: it keeps its connections and answers nothing from the return on."""
-        os.kill(self.pid, signal.SIGSTOP)
-        # It may be on the other processor, and answer an add that is sent now. No event of another's child.
-        while Path(f"/proc/{self.pid}/stat").read_bytes().rpartition(b") ")[2][:1] not in b"TZ":
-            time.sleep(0)
+        standstill.stop(self.pid, self.uri)
 
     def resume(self) -> None:
         """SIGCONT."""
