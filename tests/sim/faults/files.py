@@ -31,7 +31,7 @@ from tests.sim.faults.kinds import kind
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from tests.sim.plan import Fault
     from tests.sim.simulation import Simulation
@@ -213,15 +213,16 @@ def files_set_back(simulation: Simulation, fault: Fault) -> None:
     """Many files, perhaps all, are put back as they were `lasts` before, by a restore that was cut short.
 
     Files that came since are removed, or stay. The age files say that more was durable since the copy. They
-    are put back as well only if the age was raised since. Otherwise the copy is of the last two seconds, and
-    nothing needs to tell it from the files. Or the age files are gone: a restore has left them out.
+    are put back as well only if the age was raised since. Or they are gone: a restore has left them out. If
+    nothing tells of a segment that is put back, the files are as they were in the last two seconds: all stay.
     """
     disk, rng = simulation.disks[simulation.dishonest], simulation.fault_rng
     image, reached = image_of(disk), _reached(disk)
     age = max((max(file.number, file.intended) for file in _ages(image)), default=0)
 
     def change(files: Files) -> str:
-        ages = _ages(image_of(files.disk))
+        present = image_of(files.disk)
+        ages = _ages(present)
         claimed = max(((file.durable[1], file.durable[3]) for file in ages), default=(0, 0))
         if not files.is_exact or claimed <= reached:
             return ""
@@ -229,33 +230,54 @@ def files_set_back(simulation: Simulation, fault: Fault) -> None:
         is_raised = any(file.number > age for file in ages)
         spares_age = not is_raised or rng.random() < 0.7
         loses_age = rng.random() < 0.2
-        count = 0
-        for path, directory in sorted(files.disk.directories.items()):
-            for name in sorted({*directory.entries, *image.get(path, {})}):
+        chosen: dict[Place, bytes | None] = {}
+        for path in sorted(present):
+            for name in sorted({*present[path], *image.get(path, {})}):
                 if (name == form.AGE and spares_age) or name == form.COOKIE or rng.random() >= share:
                     continue
-                count += _put_back(files, (path, name), image.get(path, {}).get(name), removes=removes)
-            if loses_age and form.AGE in directory.entries:
-                files.name((path, form.AGE), None)
-        return f"{count} files are as they were at {fault.at:.3f} s" if count else ""
+                older = image.get(path, {}).get(name)
+                if older != present[path].get(name) and (older is not None or (removes and name != "lock")):
+                    chosen[path, name] = older
+            if loses_age and form.AGE in present[path]:
+                chosen[path, form.AGE] = None
+        if not _is_told(present, image, chosen, claimed[0]):
+            return ""
+        for place, older in chosen.items():
+            _put_back(files, place, older)
+        return f"{len(chosen)} files are as they were at {fault.at:.3f} s" if chosen else ""
 
     simulation.after(fault.lasts, _later, simulation, fault, partial(_strike, change=change))
 
 
-def _put_back(files: Files, place: Place, older: bytes | None, *, removes: bool) -> bool:
-    """Put one file back; return whether it is another one now."""
-    entries = files.disk.directories[place[0]].entries
+def _is_told(present: Image, image: Image, chosen: Mapping[Place, bytes | None], claimed: int) -> bool:
+    """Return whether something tells that segments were put back, if any were.
+
+    The age does that up to the segment that it claims. So do an age that is put back, a witness that stays,
+    and what stays of a later segment that was written since.
+    """
+    segments = [form.id_of(name, form.SEGMENT_SUFFIX) for _, name in chosen]
+    first = min((each for each in segments if each is not None), default=0)
+    if first <= claimed or any(name == form.AGE for _, name in chosen):
+        return True
+    stays = {
+        name
+        for path, files in present.items()
+        for name, content in files.items()
+        if (path, name) not in chosen and content != image.get(path, {}).get(name)
+    }
+    later = (
+        form.id_of(name, suffix) for name in stays for suffix in (form.SEGMENT_SUFFIX, form.INDEX_SUFFIX)
+    )
+    return "witness" in stays or any(each is not None and each >= first for each in later)
+
+
+def _put_back(files: Files, place: Place, older: bytes | None) -> None:
     if older is None:
-        if removes and place[1] in entries and place[1] != "lock":
-            files.name(place, None)
-            return True
-        return False
-    if place[1] not in entries:
+        files.name(place, None)
+        return
+    if place[1] not in files.disk.directories[place[0]].entries:
         files.name(place, files.disk.new_inode())
-    elif bytes(files.inode(place).data) == older:
-        return False
     files.put(place, older)
-    return True
 
 
 def _later(simulation: Simulation, fault: Fault, strike: Callable[[Simulation, Fault], bool]) -> None:
