@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
@@ -35,7 +36,7 @@ from tests.support.rawclient import RawClient, block, lac_statement
 from tests.support.storage import copy_as_a_crash_leaves_it
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
     from pathlib import Path
 
     from bookie_aio.server.bookie import Bookie
@@ -287,7 +288,8 @@ async def test_without_the_token_a_repair_stores_what_the_metadata_give_that_con
     )
 
 
-def _taken_over(firsts: Iterable[int]) -> LedgerMetadata:
+@functools.cache  # a takeover takes longer the more there were before
+def _taken_over(firsts: Sequence[int]) -> LedgerMetadata:
     """Return an unbounded ledger 11 with a password, taken over at these entries; terms 1, 2, 3 and so on."""
     metadata = LedgerMetadata.new(
         11, ensemble_size=1, write_quorum=1, ack_quorum=1, bookies=["b1"], digest=DIGEST_HMAC,

@@ -192,12 +192,10 @@ async def test_a_torn_last_group_was_never_acknowledged(
     segment, start, end = last_group(whole)
     data = segment.read_bytes()
     old = data[form.DATA_OFFSET : start] * 50  # groups of this very segment, at other offsets
-    for cut in sorted({*range(start, end, 11), start + 1, end - 1, end}):
-        rest = {
-            "zeros": bytes(len(data) - cut),
-            "garbage": GARBAGE[: len(data) - cut],
-            "old data": old[: len(data) - cut],
-        }[what_is_behind]
+    behind = {"zeros": bytes(len(data)), "garbage": GARBAGE, "old data": old}
+    first = start + 7 * list(behind).index(what_is_behind)
+    for cut in sorted({*range(first, end, 21), start, start + 1, end - 1, end}):
+        rest = behind[what_is_behind][: len(data) - cut]
         case = tmp_path / f"cut{cut}"
         shutil.copytree(whole, case)
         (case / segment.name).write_bytes(data[:cut] + rest)

@@ -55,12 +55,12 @@ def go_on(
         CampaignError: files differ from what was committed, or the campaign has begun at another seed, or a
             process was killed.
     """
+    if changed := changed_files():
+        raise CampaignError("a campaign is of files that are committed; these are not: " + ", ".join(changed))
     records = json.loads(path.read_text()) if path.exists() else {}
     key, commit = version()
     if commit == "unknown":
         raise CampaignError("a campaign is of committed files, and there is no repository here")
-    if changed := changed_files():
-        raise CampaignError("a campaign is of files that are committed; these are not: " + ", ".join(changed))
     begun = records.get(key)
     if begun and start not in (None, begun["first_seed"], begun["next_seed"]):
         raise CampaignError(
