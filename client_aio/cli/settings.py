@@ -420,8 +420,14 @@ class Settings:
 
     def found(self, command: str = "") -> dict[str, Setting]:
         """Return what is set for a command, by key. Raises InvalidArgumentError for what is wrong."""
-        context = {} if command in _WITHOUT_CONTEXT else self._of_context
-        return {**self._of_file, **context, **self._of_environment}
+        if command not in _WITHOUT_CONTEXT:
+            return {**self._of_file, **self._of_context, **self._of_environment}
+        if self._context and self._context != os.environ.get(CONTEXT_VARIABLE):
+            raise InvalidArgumentError(
+                f"`{command}` goes by no context, and --context names {self._context!r}: name the metadata "
+                "store itself, by --metadata"
+            )
+        return {**self._of_file, **self._of_environment}
 
     def defaults_of(self, command: str, parameters: Iterable[str]) -> dict[str, Any]:
         """Return the defaults of a command's options that are set here, by parameter."""

@@ -127,6 +127,17 @@ def test_a_command_uses_what_is_set(user: User, cluster: RunningCluster, tmp_pat
     assert "no metadata store is named" in user.refused("bookie", "list")
 
 
+@pytest.mark.parametrize(
+    "command", [("bookie", "serve", "--dir", "d"), ("bookie", "format", "--dir", "d"), ("cluster", "up", "d")]
+)
+def test_what_makes_a_bookie_refuses_a_context_that_it_would_not_go_by(
+    user: User, command: tuple[str, ...]
+) -> None:
+    user.run("context", "add", "prod", "sqlite:///context")
+    for named in ("prod", "nosuch"):
+        assert f"--context names '{named}'" in user.refused("--context", named, *command)
+
+
 def test_a_client_has_the_settings_of_its_section(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
     path.write_text(
