@@ -305,7 +305,7 @@ METRICS: tuple[Metric, ...] = (
     ),
     gauge(
         "bookie_aio_disk_condition", "",
-        "1 where it holds: full (no ordinary adds), low (compaction hurries), tight (a warning was logged).",
+        "1 where it holds: full (no new segment), low (no ordinary adds), tight (a warning was logged).",
         lambda of: {one: int(of.stored["disk"][f"is_{one}"]) for one in ("full", "low", "tight")},
         "condition",
     ),

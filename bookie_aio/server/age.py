@@ -325,7 +325,7 @@ class BookieAge:
             self._warn("the marks of a set-back cannot be written", error)
         await self._write_or_keep(after)  # kept only: the next start finds the events new once more
         self._is_judging = False
-        self._in_question.settle(self._events, self._engine.marking)
+        self._in_question.settle((event.token for event in self._events), self._engine.marking)
         if after.doubt and after.doubt != before.doubt:
             _tell_of_doubt(self._bookie_id, self.in_doubt_below, counter)
         elif before.doubt and not after.doubt:
@@ -379,11 +379,14 @@ class BookieAge:
         """
         assert self._engine is not None
         heard = (await SetBacks.read(self._store)).events
-        self._in_question.forget()  # the store keeps a few events only
         # Without the lock, which a write to a slow disk may hold.
         self._in_question.hear(heard, self._file.set_backs, self._engine.marking)
         async with self._lock:
+            # Only here: a read from before a judgement lacks the event that it makes.
+            noted = self._in_question.tokens
             events = (await SetBacks.read(self._store)).events
+            gone = noted - {event.token for event in events}  # the store keeps a few events only
+            self._in_question.settle(gone, self._engine.marking)
             is_unfinished = self._is_judging or self._file.has_lost
             is_new = any(event.token not in self._file.set_backs for event in events)
             if events != self._events or is_new or is_unfinished:
@@ -648,15 +651,16 @@ class _InQuestion:
         self._raised_to |= {event.token: event.raised_to for event in events if event.token not in known}
         self._tell(marking)
 
-    def settle(self, judged: Iterable[SetBack], marking: Marking) -> None:
-        """Note that the marks of these events count."""
-        for event in judged:
-            self._raised_to.pop(event.token, None)
-        self._tell(marking)
+    @property
+    def tokens(self) -> frozenset[str]:
+        """Return the tokens of the events that are noted."""
+        return frozenset(self._raised_to)
 
-    def forget(self) -> None:
-        """Forget all, before all that there are now are heard."""
-        self._raised_to.clear()
+    def settle(self, tokens: Iterable[str], marking: Marking) -> None:
+        """Note that the marks of these events count, or that nobody tells of these events any more."""
+        for token in tokens:
+            self._raised_to.pop(token, None)
+        self._tell(marking)
 
     def _tell(self, marking: Marking) -> None:
         marking.in_question_below = max(self._raised_to.values(), default=0)

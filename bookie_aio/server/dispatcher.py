@@ -128,7 +128,8 @@ class LedgerAuthoriser:
             return None  # nearly every add: the ledger has no password
         access = judge_token(lock, auth)
         if access is Access.REFUSE:
-            return f"ledger {ledger_id} has a password here, and the request {_fault(auth)}"
+            what = f"ledger {ledger_id} has a password here, and " if lock else ""
+            return f"{what}the request {_fault(auth)}"
         # A DELETE is believed of nobody, and the metadata that would permit a lock are gone.
         is_deletion = type(request) is Delete
         if access is Access.LOCK and not is_deletion and not self._engine.is_deleted(ledger_id):

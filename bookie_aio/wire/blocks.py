@@ -239,9 +239,10 @@ class Block:
         payload may be missing. It is good for `cut_head` of entries that were checked, and nothing else.
 
         Returns:
-            None where the LAC statement is damaged: it seeds the checksum of each entry.
+            None where the LAC statement is damaged: it seeds the checksum of each entry. None where the block
+            has codes: the head's checksum alone tells that they are right.
         """
-        if len(view) < known.head_bytes or known.head_bytes < HEADER_BYTES + 16 * known.entries:
+        if len(view) < known.head_bytes or known.head_bytes != HEADER_BYTES + 16 * known.entries:
             return None
         block = cls(view)
         block.ledger_id, block.content_term, block.first_entry = (
@@ -251,7 +252,7 @@ class Block:
         )
         block.count, block.stride, block.head_bytes = known.entries, known.stride, known.head_bytes
         block.payload_bytes, block.payload_crc, block.flags = known.payload_bytes, 0, FLAG_PARTIAL
-        block.mac_bytes = (known.head_bytes - HEADER_BYTES - 16 * known.entries) // (known.entries + 1)
+        block.mac_bytes = 0
         if not NO_ENTRY <= block.lac < block.first_entry or not NO_ENTRY <= block.lafr <= ENTRY_ID_MAX:
             return None
         if block.lac_crc != statement_crc(block.ledger_id, block.content_term, block.lac, block.lafr):

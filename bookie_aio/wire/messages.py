@@ -35,8 +35,8 @@ VERSION_IS_FREE = 4
 ANSWER = 0x80
 NO_TERM = -1
 """A read's `term` when it does not fence."""
-REQUEST_ID_MAX = 2**32 - 1
-ALIVE_ID = REQUEST_ID_MAX
+REQUEST_ID_MAX = 2**32 - 2
+ALIVE_ID = REQUEST_ID_MAX + 1
 """No request has this id. A PING's answer under it says: the bookie lives, and reads no requests for now."""
 VERSION_ALIVE = 4
 """From this version on, bookies send that answer, and have WATCH."""
@@ -563,7 +563,7 @@ def decode_answer(header: list[object]) -> tuple[int, int, Message | Failure]:
     op, request_id, status = header[:3]
     if type(op) is not int or op & ANSWER == 0 or (op ^ ANSWER) not in ANSWERS:
         raise MalformedFrameError(f"{_show(op)} answers no operation")
-    if type(request_id) is not int or not 0 <= request_id <= REQUEST_ID_MAX:
+    if type(request_id) is not int or not 0 <= request_id <= ALIVE_ID:
         raise MalformedFrameError(f"{_show(request_id)} is no request id")
     op ^= ANSWER
     if status == Status.OK and type(status) is int:

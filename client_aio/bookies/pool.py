@@ -244,14 +244,14 @@ class BookieDirectory:
         So the load of the metadata store does not grow with those who look for a bookie at once. What began
         before `since` says nothing of a bookie that has registered meanwhile.
         """
-        if self._recent is None or self._recent_from < since:
+        if self._recent is None or self._recent.cancelled() or self._recent_from < since:
             self._recent_from = math.inf  # It has not begun yet, so it is as new as anybody may want.
             self._recent = self._loop.create_task(self._refresh_shared(), name="refresh of bookies")
             self._recent.add_done_callback(lambda done: done.cancelled() or done.exception())  # is retrieved
         reading = self._recent
         await asyncio.wait([reading])
         if reading.cancelled():
-            raise MetadataError("the client was closed")
+            raise MetadataError("reading the registrations was cancelled, or the client is closed: try again")
         reading.result()
 
     async def _refresh_shared(self) -> None:

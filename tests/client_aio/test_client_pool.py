@@ -11,7 +11,7 @@ from client_aio.bookies.pool import BookieDirectory, BookiePool, Quarantine
 from client_aio.config import ClientConfig
 from metadata.access.bookies import DRAINING, BookieRecord, Order, change_order, retire
 from metadata.backends.memory import MemoryMetadataStore, MemoryTree
-from metadata.errors import BookieReadOnlyError, ClientClosedError
+from metadata.errors import BookieReadOnlyError, ClientClosedError, MetadataError
 from metadata.ids import KEY_AVAILABLE
 
 WAIT_S = 5.0
@@ -165,7 +165,8 @@ async def test_a_shared_read_begins_no_earlier_than_those_who_share_it_ask_for()
     await is_read.wait()
     await register("b1")
     store.children = children  # type: ignore[method-assign]
-    await directory.refresh_since(now())
+    async with asyncio.timeout(WAIT_S):
+        await directory.refresh_since(now())
     assert list(directory.available) == ["b1"]
     goes_on.set()
     await earlier
@@ -173,6 +174,23 @@ async def test_a_shared_read_begins_no_earlier_than_those_who_share_it_ask_for()
     await register("b2")
     await directory.refresh_since(now())
     assert list(directory.available) == ["b1", "b2"]
+    await directory.close()
+    await store.close()
+
+
+async def test_a_shared_read_that_was_cancelled_before_it_began_is_not_shared_any_more() -> None:
+    """An application may cancel all tasks of its loop, those of its client too."""
+    store = MemoryMetadataStore(MemoryTree())
+    directory = BookieDirectory(store, ClientConfig())
+    asking = asyncio.create_task(directory.refresh_since(0.0))
+    await asyncio.sleep(0)
+    for task in asyncio.all_tasks() - {asking, asyncio.current_task()}:
+        task.cancel()
+    with pytest.raises(MetadataError, match="try again"):
+        await asking
+    await store.register(f"{KEY_AVAILABLE}/b1", BookieRecord("b1", ["b1:1"], "n").to_json())
+    await directory.refresh_since(0.0)
+    assert list(directory.available) == ["b1"]
     await directory.close()
     await store.close()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bookie_aio.wire.messages import NO_TERM, ListEntries, Status, Stop
 from metadata.access.bookies import SetBacks
@@ -18,6 +18,9 @@ from tests.bookie_aio.server.test_server_set_back import (
 )
 
 if TYPE_CHECKING:
+    import pytest
+
+    from metadata.store import Versioned
     from tests.bookie_aio.server.conftest import Bookies
 
 __all__ = ["fresh"]
@@ -74,3 +77,52 @@ async def test_nothing_is_denied_while_the_marks_of_a_set_back_wait_for_the_disk
     await asyncio.gather(adding, judging)
     assert await are_marked(client, ledger) == [True]
     assert not engine_of(bookie).marking.in_question_below
+
+
+async def test_nothing_is_denied_though_a_read_from_before_the_event_is_answered_behind_it(
+    fresh: Bookies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A watch makes the bookie read the events while it makes one itself. The answer does not have it."""
+    disk, store = fresh.disk(), fresh.store()
+    times = {"sweep_interval_s": 3600.0, "age_interval_s": 3600.0, "unnamed_grace_s": 0.01}
+    bookie = await fresh.start(store=store, disk=disk, **times)
+    client, writer = await fresh.connect(bookie), await fresh.connect(bookie)
+    ledger, other = await draw(fresh, 2)
+    await make(fresh, client, ledger, other)
+    older = copy_of(fresh.tree)
+    await evict(fresh, bookie, ledger)
+    await draw(fresh, 1)
+    await bookie.age.learn_ids()
+    store.tree = fresh.tree = older
+    disk.hold()
+    adding = writer.add(other, 1, [b"1"])  # The marks come behind it.
+    await asyncio.wait_for(disk.arrived.wait(), WAIT_S)
+    marking, questions, real = engine_of(bookie).marking, bookie.age._in_question, store.read
+    hear, is_noted, has_read = questions.hear, asyncio.Event(), asyncio.Event()
+
+    def note(*arguments: Any) -> None:
+        hear(*arguments)
+        if marking.in_question_below:
+            is_noted.set()
+
+    async def read_late(key: str) -> Versioned:
+        found = await real(key)
+        if asyncio.current_task() is learning and not has_read.is_set():
+            await is_noted.wait()
+            has_read.set()
+        return found
+
+    monkeypatch.setattr(questions, "hear", note)
+    monkeypatch.setattr(store, "read", read_late)
+    learning = asyncio.create_task(bookie.age.learn_events())
+    await asyncio.sleep(0)
+    judging = asyncio.create_task(bookie.age.learn_ids())
+    async with asyncio.timeout(WAIT_S):
+        await has_read.wait()
+        while not (await SetBacks.read(fresh.store())).events:  # From now on clients know it.
+            assert await read(client, other, 0, NO_TERM) is Stop.END
+    assert await read(client, ledger, 0, NO_TERM) is Stop.UNKNOWN
+    disk.release()
+    await asyncio.gather(adding, judging, learning)
+    assert await are_marked(client, ledger) == [True]
+    assert not marking.in_question_below

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import shutil
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
@@ -16,8 +18,9 @@ from bookie_aio.storage.repair_writes import store_missing
 from bookie_aio.storage.segment import format as form
 from bookie_aio.storage.segment.format import CHECKPOINT, RESERVE, TABLE_SUFFIX, index_name, segment_name
 from bookie_aio.storage.segment.index import PAGE_BYTES, IndexHead
-from bookie_aio.wire.blocks import HEADER_BYTES, Block, parse_blocks
+from bookie_aio.wire.blocks import HEADER_BYTES, Block, encode_block, parse_blocks
 from bookie_aio.wire.messages import Stop
+from client_aio.core.digest import HmacDigest
 from metadata.access.bookies import Cookie
 from metadata.errors import CookieMismatchError, CorruptRecordError, DirectoryInUseError, DiskFailedError
 from tests.support.storage import FaultyDisk, Store, entries_of, lose_claims, make_block
@@ -525,10 +528,10 @@ async def test_a_writers_wrong_checksum_of_an_entry_is_no_damage(tmp_path: Path)
 PAYLOADS = [b"entry %d" % entry * entry for entry in range(1, 11)]
 
 
-async def store_of_a_block(path: Path, state: str, disk: RealDisk | None = None) -> tuple[Path, int]:
+async def store_of_a_block(path: Path, state: str, block: Block | None = None) -> tuple[Path, int]:
     """Return the segment of a stopped bookie that has `PAYLOADS` as one block, and where they are in it."""
-    store = await Store.open(path / "b1", disk=disk)
-    store.engine.append_block(make_block(7, 0, PAYLOADS), lambda _: None)
+    store = await Store.open(path / "b1")
+    store.engine.append_block(block or make_block(7, 0, PAYLOADS), lambda _: None)
     await store.barrier()
     if state == "killed":  # so that a start replays it
         directory = await store.crash_into(path / "killed")
@@ -592,6 +595,42 @@ async def test_a_file_that_was_cut_has_the_entries_before(tmp_path: Path) -> Non
     await check_all_reads(store, {6, 7, 8, 9})
     assert store.engine.is_damaged(7)
     await store.close()
+
+
+@pytest.mark.parametrize("state", ["ended", "killed"])
+async def test_nothing_is_served_unmarked_whose_code_is_damaged(tmp_path: Path, state: str) -> None:
+    """No bookie can check a code, so what proves it is the checksum of its block's head, and nothing else."""
+    digest, running = HmacDigest(7, b"root"), list(accumulate(map(len, PAYLOADS)))
+    macs = digest.codes(0)(-1, -1, range(len(PAYLOADS)), running, PAYLOADS)
+    data = encode_block(
+        ledger_id=7, content_term=0, first_entry=0, stride=1, lac=-1, lafr=-1, payloads=PAYLOADS,
+        running=running, macs=macs,
+    )  # fmt: skip
+    block = Block.parse(memoryview(data))
+    segment, start = await store_of_a_block(tmp_path, state, block)
+
+    async def owners(store: Store) -> tuple[set[int], set[int]]:
+        """Read each entry; return those that were served, and those of them that their owner refuses."""
+        served, refused = set(), set()
+        for entry in range(len(PAYLOADS)):
+            found = await store.engine.read(7, 0, range(entry, entry + 1), 10**9)
+            for part in parse_blocks(memoryview(b"".join(found.buffers))):
+                served.add(entry)
+                refused |= set(digest.wrong_entries(part))
+        return served, refused
+
+    for at in range(start - block.head_bytes, start + block.payload_bytes, 13):
+        case = tmp_path / f"{at}"
+        shutil.copytree(segment.parent, case)
+        flip(case / segment.name, at)
+        store = await Store.open(case)
+        await store.engine._scrubber.scrub()
+        served, refused = await owners(store)
+        assert (refused, store.engine.is_damaged(7)) == (set(), True), at - start
+        assert len(served) == (0 if at < start else len(PAYLOADS) - 1), at - start
+        await store_missing(store.engine, block, is_trusted=True)
+        assert await owners(store) == (set(range(len(PAYLOADS))), set()), at - start
+        await store.close()
 
 
 async def test_damage_that_was_repaired_is_not_marked_again(tmp_path: Path) -> None:

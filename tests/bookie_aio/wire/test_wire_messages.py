@@ -290,6 +290,12 @@ def test_a_message_names_its_fields_in_the_order_of_its_schema() -> None:
         assert len(fields(cls)) == len(cls.schema)
 
 
+@pytest.mark.parametrize("request_id", [-1, wire.ALIVE_ID, 2**32, True, 1.0])
+def test_a_request_has_no_other_id(request_id: object) -> None:
+    with pytest.raises(MalformedFrameError, match="is no request id"):
+        wire.decode_request([int(wire.Op.PING), request_id, None])
+
+
 @pytest.mark.parametrize("request_id", [0, 127, 128, 65_535, wire.REQUEST_ID_MAX])
 @pytest.mark.parametrize("auth", [None, b"key"])
 def test_a_prepared_request_is_the_request(request_id: int, auth: bytes | None) -> None:

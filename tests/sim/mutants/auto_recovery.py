@@ -472,6 +472,12 @@ MUTANTS = [
         note="an operation fails which would have found the bookie",
     ),
     Mutant(
+        601, "a read that was cancelled before it began is shared for ever",
+        (Edit("client_aio.bookies.pool:BookieDirectory.refresh_since", "self._recent.cancelled() or ", ""),),
+        tests=("tests/client_aio/test_client_pool.py", "-k", "before_it_began"),
+        note="only an application that cancels all tasks of its loop does that",
+    ),
+    Mutant(
         585, "a worker tries one task after another where no bookie is left for the copies",
         (Edit("client_aio.autorecovery.worker:Worker._attempt",
               "isinstance(error, NotEnoughBookiesError)", "False"),),

@@ -150,6 +150,13 @@ MUTANTS = [
         tests=("tests/bookie_aio/server/test_server_in_question.py", "-k", "while_the_age_is_being_written"),
     ),
     Mutant(
+        602, "a read from before an event makes the bookie forget the event that it makes",
+        (Edit("bookie_aio.server.age:BookieAge.learn_events",
+              "self._in_question.hear(heard,",
+              "self._in_question._raised_to.clear(); self._in_question.hear(heard,"),),
+        tests=("tests/bookie_aio/server/test_server_in_question.py", "-k", "answered_behind_it"),
+    ),
+    Mutant(
         564, "a bookie denies entries while the marks of a set-back that it found wait for the disk",
         (Edit("bookie_aio.server.age:BookieAge._judge_ids",
               "self._in_question.hear(verdict.events,", "self._in_question.hear((),"),),

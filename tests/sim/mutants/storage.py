@@ -109,6 +109,15 @@ MUTANTS = [
         note="as 570",
     ),
     Mutant(
+        600, "an entry of a damaged head is served with a code that nothing proves",
+        (Edit("bookie_aio.wire.blocks:Block.salvage",
+              "known.head_bytes != HEADER_BYTES", "known.head_bytes < HEADER_BYTES"),
+         Edit("bookie_aio.wire.blocks:Block.salvage", "block.mac_bytes = 0",
+              "block.mac_bytes = (block.head_bytes - HEADER_BYTES - 16 * block.count) // (block.count + 1)")),
+        tests=(_DAMAGE, "-k", "code_is_damaged"),
+        note="the simulator flips no bits of codes in ledgers that are read with the password",
+    ),
+    Mutant(
         30, "an add after the deletion",
         (Edit("bookie_aio.server.dispatcher:Dispatcher._carry_out",
               "and self._engine.is_deleted(ledger_id) and op not in _OF_DELETED",
