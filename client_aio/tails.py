@@ -526,6 +526,7 @@ class WatchedBookie:
                 self._failures = 0  # Whether it can be watched here is seen when something is armed.
             elif self._connecting is None:
                 self._connecting = self._loop.create_task(self._connect(), name=f"tails at {self.bookie_id}")
+                self._connecting.add_done_callback(self._has_connected)
             return
         if not self._armed and not self._unsent:
             return
@@ -554,17 +555,16 @@ class WatchedBookie:
         except BookKeeperError as error:
             self._failed(error)
             return
-        except asyncio.CancelledError:
-            if not self._is_stopped:  # The application has cancelled all tasks, and tails go on.
-                self._failed(BookieUnavailableError("connecting was cancelled", bookie_id=self.bookie_id))
-            raise
-        finally:
-            self._connecting = None
         # A new connection watches nothing yet. A former one may, and answers to former WATCHes may come.
         self._connection, self._outstanding = connection, 0
         self._round += 1
         self._unsent = dict(self._armed)
         self._send_soon()
+
+    def _has_connected(self, task: asyncio.Task[None]) -> None:
+        self._connecting = None
+        if task.cancelled() and not self._is_stopped:  # by the application, and tails go on
+            self._failed(BookieUnavailableError("connecting was cancelled", bookie_id=self.bookie_id))
 
     def _failed(self, error: BookKeeperError) -> None:
         """Watch elsewhere, and try again here later."""

@@ -15,7 +15,7 @@ import itertools
 from collections import deque
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from metadata.errors import MetadataUnavailableError
+from metadata.errors import BookieUnavailableError, MetadataUnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterable
@@ -31,6 +31,20 @@ def is_cancelled_alone(task: asyncio.Task[Any]) -> bool:
     """Return whether somebody has cancelled a task, and not the caller's own task, which waits for it."""
     current = asyncio.current_task()
     return task.cancelled() and (current is None or not current.cancelling())
+
+
+def cut_off(bookie_id: str) -> BookieUnavailableError:
+    """Return the error of a bookie whose answer nobody waits for any more: its task was cancelled."""
+    what = f"asking bookie {bookie_id} was cancelled by the application: try again"
+    return BookieUnavailableError(what, bookie_id=bookie_id)
+
+
+def failure_of(task: asyncio.Task[Any], bookie_id: str) -> BaseException | None:
+    """Return the error with which a task that asked a bookie has ended; None where it has a result.
+
+    A task that somebody has cancelled got no answer. Its CancelledError is not the caller's, who goes on.
+    """
+    return cut_off(bookie_id) if task.cancelled() else task.exception()
 
 
 async def for_each(items: Iterable[_Item], work: Callable[[_Item], Awaitable[object]], at_once: int) -> None:

@@ -65,7 +65,7 @@ from metadata.errors import (
     is_unforeseen,
 )
 from metadata.ids import KEY_SET_BACKS, available_key
-from metadata.owned_task import OwningLock
+from metadata.owned_task import OwnedTask, OwningLock
 
 if TYPE_CHECKING:
     import random
@@ -121,14 +121,14 @@ class BookieAge:
         self._is_new = False
         self._events: tuple[SetBack, ...] = ()
         self._engine: Engine | None = None
-        self._groups_covered = -1
+        self._groups_covered = self._ids_covered = -1  # by the last raise
         self._looked_at = -1  # the own age at the last look at those of others
         self._lock = OwningLock()  # one change of the files and of the store's record at a time
         self._is_judging = False  # from the beginning of a judgement of the events until its end is kept
         self._in_question = _InQuestion()
         # A copy, and the event that tells of it, while the disk is too full to raise the age above it.
         self._told_of: _Copy | None = None
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: list[OwnedTask] = []
         self._on_replaced: Callable[[StorageError], None] = _ignore
         self._is_told = False  # of a full disk
         self._is_written = False  # each directory has `_file`
@@ -265,6 +265,7 @@ class BookieAge:
             if await self._is_untold(await self._stored.find_older(self._file.peers)):
                 self._file = self._file.find_copy(self._file.number)
             await self._judge_ids(is_raised=self._is_raised)
+            self._ids_covered = self._file.ids_known
 
     async def _judge_ids(self, *, is_raised: bool = False) -> None:
         """Record a set-back of the metadata where one is proven, and adopt the events of others.
@@ -405,14 +406,17 @@ class BookieAge:
         `on_replaced` is called when another bookie has raised the age: this one must not serve any more.
         """
         self._on_replaced = on_replaced
-        loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(self._raise_for_ever()), loop.create_task(self._watch_events())]
+        self._tasks = [
+            OwnedTask(self._raise_for_ever, "age of the bookie"),
+            OwnedTask(self._watch_events, "events of set-backs"),
+        ]
 
     async def close(self) -> None:
         """Raise the age for what was written last, and stop. Does nothing where the store is away."""
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for task in self._tasks:
+            await task.wait()
         if self._tasks and self._engine is not None and self._engine.has_room:
             with suppress(MetadataError, StorageError, TimeoutError):
                 async with asyncio.timeout(self._config.age_interval_s):
@@ -450,12 +454,14 @@ class BookieAge:
             return
         async with self._lock:
             groups = self._engine.counts.groups
-            if groups != self._groups_covered or self._file.intended:
+            covered = self._groups_covered, self._ids_covered
+            if covered != (groups, self._file.ids_known) or self._file.intended:
                 await self._raise(groups)
 
     async def _raise(self, groups: int) -> None:
         """Raise the age for the groups written so far; the lock must be held. See `raise_if_written`."""
         assert self._engine is not None
+        ids = self._file.ids_known
         if not self._file.intended or not self._is_written:
             intended = self._file
             if not intended.intended:
@@ -495,7 +501,7 @@ class BookieAge:
             raise MetadataSetBackError("the metadata store was set back to an older copy")
         await self._write_or_keep(self._file.confirm())
         # An age that an earlier start intended does not cover this one: a copy from before it has it too.
-        self._groups_covered = groups if is_own else -1
+        self._groups_covered, self._ids_covered = groups if is_own else -1, ids
 
     async def check(self) -> None:
         """Prove that the store is no copy from before the age was last raised.
@@ -565,7 +571,6 @@ class BookieAge:
             await self._lock.run(self._judge_ids)
         elif counter > self._file.ids_known:
             self._file = replace(self._file, ids_known=counter)
-            self._groups_covered = -1
         return self._file.ids_known
 
     async def _raise_for_ever(self) -> None:
@@ -625,15 +630,20 @@ class BookieAge:
                 if self._engine is not None:
                     self._engine.health.fail(error, "writing the age")
                 raise
-            self._file, self._is_written = file, True
+            self._keep(file)
+            self._is_written = True
 
     async def _write_or_keep(self, file: AgeFile) -> None:
         """Replace the files as `_write` does; on a full disk keep the content in memory only."""
         try:
             await self._write(file)
         except DiskFullError as error:
-            self._file = file
+            self._keep(file)
             self._tell_once("the age of this bookie cannot be written", error)
+
+    def _keep(self, file: AgeFile) -> None:
+        """Keep the file in memory, with the ids that were learned while it was being written."""
+        self._file = replace(file, ids_known=max(file.ids_known, self._file.ids_known))
 
 
 class _InQuestion:

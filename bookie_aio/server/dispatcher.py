@@ -66,6 +66,7 @@ from metadata.errors import (
     EntryTooLargeError,
     MalformedFrameError,
     MetadataError,
+    MetadataUnavailableError,
     StorageError,
 )
 
@@ -134,6 +135,8 @@ class LedgerAuthoriser:
         is_deletion = type(request) is Delete
         if access is Access.LOCK and not is_deletion and not self._engine.is_deleted(ledger_id):
             assert auth is not None
+            if answer is not None and answer.cancelled():
+                raise MetadataUnavailableError("the question was cancelled: try again")
             known = self._passwords.has_password(ledger_id) if answer is None else answer.result()
             if isinstance(known, asyncio.Future):
                 return known

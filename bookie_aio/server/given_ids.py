@@ -139,6 +139,7 @@ class GivenIds:
             done, self._next = self._next, None
             served, self._waiting = self._waiting, []
             error: BookKeeperError | None = None
+            is_cancelled = False
             self.readings += 1
             try:
                 async with asyncio.timeout(_PATIENCE_S):
@@ -147,8 +148,9 @@ class GivenIds:
                 error = raised
             except TimeoutError:
                 error = MetadataUnavailableError("the metadata store did not return the id counter in time")
-            except Exception as raised:  # any error: the requests that wait must be answered
+            except (Exception, asyncio.CancelledError) as raised:  # the requests that wait must be answered
                 error = MetadataUnavailableError(f"the id counter could not be read: {raised!r}")
+                is_cancelled = isinstance(raised, asyncio.CancelledError)
             took_s = loop.time() - self._began_at
             self._interval_s = min(max(10 * took_s, _READ_EVERY_S), _READ_EVERY_S_MAX)
             if error is None:
@@ -168,6 +170,8 @@ class GivenIds:
                     del self._aside[each.peer]
                 if each.peer.is_open:
                     each.go_on(self._refusal(each.ledger_id, error))
+            if is_cancelled:
+                raise asyncio.CancelledError
 
     def _refusal(self, ledger_id: int, error: BookKeeperError | None) -> str | None:
         if ledger_id < self.below:

@@ -64,7 +64,9 @@ class PasswordLedgers:
         if ledger_id in self._known:
             return self._known[ledger_id] is not None
         if ledger_id not in self._asking:
-            self._asking[ledger_id] = asyncio.get_running_loop().create_task(self._ask(ledger_id))
+            asking = asyncio.get_running_loop().create_task(self._ask(ledger_id))
+            self._asking[ledger_id] = asking
+            asking.add_done_callback(lambda _: self._asking.pop(ledger_id))
         return self._asking[ledger_id]
 
     async def may_repair(
@@ -148,10 +150,7 @@ class PasswordLedgers:
             self._weight -= _weight(self._known.pop(ledger_id))
 
     async def _ask(self, ledger_id: int) -> bool:
-        try:
-            await self._read(ledger_id)
-        finally:
-            del self._asking[ledger_id]
+        await self._read(ledger_id)
         return self._known.get(ledger_id) is not None
 
     async def close(self) -> None:

@@ -35,6 +35,8 @@ from metadata.access.bookies import (
     is_retired,
 )
 from metadata.errors import (
+    BookKeeperError,
+    ClientClosedError,
     CookieMismatchError,
     KeyExistsError,
     MetadataCorruptError,
@@ -396,7 +398,9 @@ class StandingOrder:
                 async with aclosing(self._store.watch(KEY_ORDERS)) as changes:
                     async for _ in changes:
                         await self._read()
-            except MetadataError as error:
+            except ClientClosedError:
+                return
+            except BookKeeperError as error:
                 log.warning("orders cannot be read", extra=fields(bookie=self._bookie_id, error=error))
             await asyncio.sleep(_RETRY_S)
 

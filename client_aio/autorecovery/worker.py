@@ -166,7 +166,7 @@ class Worker:
                     await self._do(ref, registration)
                 except ClientClosedError:
                     raise
-                except KeyExistsError as error:
+                except KeyExistsError as error:  # `announce` has waited
                     logger.warning("worker=%s cannot register: %s", self.record.name, error)
                 except BookKeeperError as error:
                     logger.warning("worker=%s goes on: %s", self.record.name, error)
@@ -366,8 +366,9 @@ class Worker:
     async def _announce(self, registration: Registration) -> None:
         """Write the record, at the beginning of a task and of a rest: one write for two tasks' border."""
         if self.record != self._announced:
-            await registration.update(self.record.to_json())
-            self._announced = self.record
+            with suppress(KeyExistsError):  # another session has the key for now: the record is for people
+                await registration.update(self.record.to_json())
+                self._announced = self.record
 
     async def _settle(self, ref: TaskRef, task: RepairTask, version: Version, outcome: Outcome) -> None:
         """Delete a task that is done; note the failure of another one, for people and for other workers."""

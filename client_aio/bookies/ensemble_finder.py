@@ -27,6 +27,7 @@ from metadata.errors import (
     MetadataError,
     NotEnoughBookiesError,
 )
+from metadata.owned_task import failure_of
 
 if TYPE_CHECKING:
     import random
@@ -290,7 +291,7 @@ class EnsembleFinder:
                 if not done:
                     break
                 for task in done:
-                    error = task.exception()
+                    error = failure_of(task, tasks[task])
                     if error is not None and not isinstance(error, BookKeeperError):
                         raise error
                     outcomes[tasks[task]] = task.result() if error is None else error

@@ -180,7 +180,7 @@ async def _refusal(
             timeout_s = _ASKED_S if len(waiting) > spare else _ASKED_MORE_S
             done, waiting = await awake_wait(waiting, timeout_s)
             for task in done:
-                if (refusal := task.result()) is not None:
+                if not task.cancelled() and (refusal := task.result()) is not None:
                     return refusal
             if not done:
                 break

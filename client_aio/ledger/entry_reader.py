@@ -37,7 +37,7 @@ from metadata.errors import (
     NoSuchEntryError,
     ProtocolError,
 )
-from metadata.owned_task import is_cancelled_alone
+from metadata.owned_task import failure_of, is_cancelled_alone
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -314,7 +314,7 @@ class EntryReader:
                 done, asking = await asyncio.wait(
                     asking, timeout=timeout, return_when=asyncio.FIRST_COMPLETED
                 )
-                for error in [task.exception() for task in done]:
+                for error in [failure_of(task, asked[task]) for task in done]:
                     if isinstance(error, BookKeeperError):
                         ending = read.failed(error)
                         if ending is not None:
@@ -322,7 +322,7 @@ class EntryReader:
                     elif error is not None:
                         raise error
                 for task in done:
-                    if task.exception() is None:
+                    if failure_of(task, asked[task]) is None:
                         return task.result()
         finally:
             for task in asking:

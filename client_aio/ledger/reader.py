@@ -27,6 +27,7 @@ from metadata.errors import (
     StaleMetadataError,
 )
 from metadata.ids import ENTRY_ID_MAX, NO_ENTRY
+from metadata.owned_task import failure_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -278,7 +279,7 @@ class LedgerReader:
             while waiting:
                 done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
-                    error = task.exception()
+                    error = failure_of(task, ensemble[tasks[task]])
                     if isinstance(error, BookKeeperError):
                         errors.append(str(error))
                     elif error is not None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 from bookie_aio.wire.messages import NO_TERM, AddFlag, ReadAnswer, ReadLac, ReadLacAnswer, Stop
@@ -58,6 +59,7 @@ from metadata.errors import (
 )
 from metadata.ids import NO_ENTRY
 from metadata.model.ledger import Fragment, LedgerMetadata, LedgerState, with_ensemble
+from metadata.owned_task import cut_off, failure_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -311,7 +313,8 @@ class _Reach:
         return await ask_lac(self._context, self._digest, bookie_id, request)
 
     def _note(self, seat: int, task: asyncio.Task[ReadLacAnswer]) -> None:
-        error, bookie_id = task.exception(), self._scope.bookies[seat]
+        bookie_id = self._scope.bookies[seat]
+        error = failure_of(task, bookie_id)
         if error is None:
             answer = task.result()
             statement = believed(answer.statement, self._metadata, self._digest)
@@ -525,7 +528,7 @@ class Recovery:
                     break
                 for task in done:
                     seat = tasks[task]
-                    error = task.exception()
+                    error = failure_of(task, asked[seat])
                     if error is None:
                         self._unfenced.discard(asked[seat])
                         statement = task.result()
@@ -646,7 +649,7 @@ class Recovery:
                     for ask in asks:
                         task = asyncio.create_task(self._read(ask))
                         self._reads.add(task)
-                        task.add_done_callback(self._reads.discard)
+                        task.add_done_callback(partial(self._has_read, ask))
 
     async def _read(self, ask: Ask) -> None:
         bookie_id = self._scope.bookies[ask.seat]
@@ -667,11 +670,12 @@ class Recovery:
             self._events.put_nowait((ask, checked_blocks(wanted, answer, body, self._digest)))
         except BookKeeperError as error:
             self._events.put_nowait((ask, error))
-        except asyncio.CancelledError:
-            # The application may have cancelled all tasks: `_search` must not wait for this one.
-            cut_off = BookieUnavailableError("the read was cancelled", bookie_id=bookie_id)
-            self._events.put_nowait((ask, cut_off))
-            raise
+
+    def _has_read(self, ask: Ask, task: asyncio.Task[None]) -> None:
+        self._reads.discard(task)
+        if task.cancelled():
+            # Maybe before it began. `_search` must not wait for this one.
+            self._events.put_nowait((ask, cut_off(self._scope.bookies[ask.seat])))
 
     def _inconclusive(self, entry_id: int, seats: list[int]) -> LedgerRecoveryError:
         names = ", ".join(self._scope.bookies[seat] for seat in seats)

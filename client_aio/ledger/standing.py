@@ -170,7 +170,7 @@ class Standing:
                 if not done:
                     break
                 for task in done:
-                    error = task.result()
+                    error = "asking it was cancelled" if task.cancelled() else task.result()
                     if error is None:
                         del errors[tasks[task]]
                     else:

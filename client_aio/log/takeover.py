@@ -20,10 +20,12 @@ from client_aio.admin.delete import delete_ledger
 from client_aio.core.log_chain import to_recover
 from client_aio.ledger.recovery import check_reach, recover_ledger
 from metadata.errors import (
+    BookieUnavailableError,
     BookKeeperError,
     NoSuchKeyError,
     NoSuchLedgerError,
 )
+from metadata.owned_task import is_cancelled_alone
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -183,6 +185,10 @@ async def _for_each(items: Sequence[Item], work: Callable[[Item], Awaitable[Resu
     tasks = [asyncio.ensure_future(work(item)) for item in items]
     try:
         return await asyncio.gather(*tasks)
+    except asyncio.CancelledError:
+        if any(map(is_cancelled_alone, tasks)):
+            raise BookieUnavailableError("the work was cancelled by the application: try again") from None
+        raise
     finally:
         for task in tasks:
             task.cancel()

@@ -212,7 +212,8 @@ class LogWriter(ClosesOnExit):
                 sent.
             BackpressureError: more than four times `max_in_flight_bytes` are in flight. Nothing was sent.
         """
-        if self._healer.is_holding or self._closes or self._waiting.is_busy:
+        has_ended = self._healer.failure is not None  # `__aexit__` asks the healer who was told of it
+        if self._healer.is_holding or has_ended or self._closes or self._waiting.is_busy:
             self._context.check_loop()
             if not isinstance(data, (bytes, bytearray, memoryview)):
                 raise InvalidArgumentError(f"a record is bytes, not {type(data).__name__}")

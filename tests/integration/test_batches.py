@@ -346,6 +346,22 @@ async def test_a_log_that_is_lost_fails_its_batches(cluster: Cluster) -> None:
         assert [data for _, data in await records(client)] == [b"1", b"2", b"3"]
 
 
+async def test_whoever_was_told_by_each_append_is_not_told_again_at_the_end(cluster: Cluster) -> None:
+    async with (
+        client_aio.connect(cluster.uri) as client,
+        client_aio.connect(cluster.uri) as other,
+        asyncio.timeout(LASTS_S),
+        client.open_log("a") as log,
+    ):
+        await log.append(b"1")
+        await (await other.open_log("a")).close()
+        await asyncio.wait([log.append(b"that nobody asks for")])
+        for _ in range(3):
+            with pytest.raises(LogFencedError):
+                await log.append(b"2")
+        assert log.told_failures
+
+
 @pytest.mark.parametrize("kind", ["log", "ledger"])
 async def test_adds_that_wait_for_a_copy_that_does_not_come_fail_and_others_go_on(
     cluster: Cluster, kind: str

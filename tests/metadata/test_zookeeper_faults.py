@@ -11,7 +11,7 @@ import pytest
 from client_aio.bookies.pool import BookieDirectory
 from client_aio.config import ClientConfig
 from metadata.access.bookies import BookieRecord
-from metadata.backends.zookeeper.registration import Attempt
+from metadata.backends.zookeeper.registration import Attempt, ZooKeeperRegistration
 from metadata.backends.zookeeper.session import ConnectionLostError, NoAuthError, RefusedError
 from metadata.backends.zookeeper.store import ZooKeeperMetadataStore
 from metadata.errors import (
@@ -628,3 +628,35 @@ async def test_a_root_that_is_gone_is_said_and_what_was_registered_comes_back_wi
             async for _ in store.watch("b"):
                 if await store.children("b") == ["1"]:
                     break
+
+
+async def test_a_late_removal_takes_no_watch_from_a_new_registration_of_its_key(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The answer to a removal that took effect is lost, and the key is registered anew before the retry."""
+    store = ZooKeeperMetadataStore([("127.0.0.1", 1)], "", session_timeout_s=6.0, operation_timeout_s=1.0)
+    path = store._path("leader")
+
+    def register() -> ZooKeeperRegistration:
+        registration = ZooKeeperRegistration(store, "leader", b"1")
+        store._registrations.add(registration)
+        store._session.add_watcher(path, store._look_now)
+        return registration
+
+    async def answer_is_lost(*_: object) -> None:
+        raise MetadataUnavailableError("the answer was lost")
+
+    async def answer(*_: object) -> None:
+        return None
+
+    former = register()
+    monkeypatch.setattr(store, "_settle", answer_is_lost)
+    with pytest.raises(MetadataUnavailableError):
+        await former.close()
+    new = register()
+    monkeypatch.setattr(store, "_settle", answer)
+    await former.mend()
+    assert store._registrations == {new}
+    store._look_now.clear()
+    store._session.fire(path)
+    assert store._look_now.is_set()

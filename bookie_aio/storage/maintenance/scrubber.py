@@ -175,7 +175,8 @@ class Scrubber:
         try:
             await read_block(found, ledger_id)
         except DamagedBlockError:
-            low, last = found.run.first, found.run.last
+            state = self._ledgers.get(ledger_id)
+            low, last = max(found.run.first, 0 if state is None else state.first), found.run.last
             while low <= last:
                 sources = await self._lookup.sources(ledger_id, low, last)
                 copies, horizon = await gather(sources, low, last, RUNS_AT_ONCE)

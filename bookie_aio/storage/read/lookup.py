@@ -93,6 +93,8 @@ class Lookup:
                     # A scan that reads from the device: the blocks of its next read are fetched ahead.
                     for segment, ranges in reader.ahead():
                         await segment.will_need(ranges)
+                if found.stop is Stop.NO_SUCH_ENTRY and self._damage_marker.is_in_doubt(ledger_id):
+                    return found._replace(stop=Stop.UNKNOWN)  # a mark was made while the disk was read
                 return found
             except SegmentGoneError:
                 continue

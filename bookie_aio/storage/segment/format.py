@@ -74,6 +74,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from crc32c import crc32c
 
 from bookie_aio.wire.blocks import HEADER_BYTES, LacStatement
+from bookie_aio.wire.blocks import MAGIC as BLOCK_MAGIC
 from metadata.errors import CorruptRecordError
 
 if TYPE_CHECKING:
@@ -219,7 +220,7 @@ class Row(NamedTuple):
         if len(body) != self.body_bytes:
             return False
         if self.kind == KIND_BLOCK and (
-            body[4:8] != self.head_crc.to_bytes(4, "little")
+            body[:8] != BLOCK_MAGIC + self.head_crc.to_bytes(4, "little")
             or crc32c(body[_BLOCK_HEAD_COVERED_FROM : self.head_bytes]) != self.head_crc
         ):
             return False

@@ -600,7 +600,8 @@ class ZooKeeperMetadataStore(MetadataStore):
 
     def _forget(self, registration: ZooKeeperRegistration) -> None:
         self._registrations.discard(registration)
-        self._session.remove_watcher(self._path(registration.key), self._look_now)
+        if all(each.key != registration.key for each in self._registrations):
+            self._session.remove_watcher(self._path(registration.key), self._look_now)
 
     def _schedule_retry(self) -> None:
         asyncio.get_running_loop().call_later(self._session.timeout_s / 4, self._look_now.set)

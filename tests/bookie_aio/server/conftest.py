@@ -141,9 +141,10 @@ class Bookies:
 
 
 OF_ONE_LOOP = {
-    "test_server_age.py", "test_server_healing.py", "test_server_identity.py", "test_server_ledger_auth.py",
-    "test_server_ledger_gc.py", "test_server_peer_ages.py", "test_server_repair.py",
-    "test_server_set_back.py", "test_server_space.py", "test_server_terms.py", "test_server_trims.py",
+    "test_server_age.py", "test_server_healing.py", "test_server_identity.py", "test_server_learned_ids.py",
+    "test_server_ledger_auth.py", "test_server_ledger_gc.py", "test_server_peer_ages.py",
+    "test_server_repair.py", "test_server_set_back.py", "test_server_space.py", "test_server_terms.py",
+    "test_server_trims.py",
 }  # fmt: skip
 """Tests of what a bookie decides and keeps. Loops differ in how they read, write, wait and close."""
 

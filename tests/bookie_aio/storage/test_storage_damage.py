@@ -18,6 +18,7 @@ from bookie_aio.storage.repair_writes import store_missing
 from bookie_aio.storage.segment import format as form
 from bookie_aio.storage.segment.format import CHECKPOINT, RESERVE, TABLE_SUFFIX, index_name, segment_name
 from bookie_aio.storage.segment.index import PAGE_BYTES, IndexHead
+from bookie_aio.storage.segment.segment import Segment
 from bookie_aio.wire.blocks import HEADER_BYTES, Block, encode_block, parse_blocks
 from bookie_aio.wire.messages import Stop
 from client_aio.core.digest import HmacDigest
@@ -625,12 +626,58 @@ async def test_nothing_is_served_unmarked_whose_code_is_damaged(tmp_path: Path, 
         flip(case / segment.name, at)
         store = await Store.open(case)
         await store.engine._scrubber.scrub()
+        assert store.engine.is_damaged(7), at - start
         served, refused = await owners(store)
         assert (refused, store.engine.is_damaged(7)) == (set(), True), at - start
         assert len(served) == (0 if at < start else len(PAYLOADS) - 1), at - start
         await store_missing(store.engine, block, is_trusted=True)
         assert await owners(store) == (set(range(len(PAYLOADS))), set()), at - start
         await store.close()
+
+
+async def test_the_scrubber_reads_the_head_of_an_index_that_is_in_memory(tmp_path: Path) -> None:
+    """Else it rots unseen, until a start finds neither the index nor, perhaps, all groups of the segment."""
+    segment, _ = await store_of_a_block(tmp_path, "ended")
+    store, index = await Store.open(segment.parent), segment.with_suffix(".index")
+    assert (await store.read(7, 0, 9))[1] is Stop.END
+    for at in (5, 40, IndexHead.size(index.read_bytes()) - 1):
+        flip(index, at)
+        await store.engine._scrubber.scrub()
+        IndexHead(index.read_bytes()[: IndexHead.size(index.read_bytes())])  # made again
+        assert not store.engine.is_damaged(7)
+    await store.close()
+
+
+async def test_damage_in_the_trimmed_part_of_a_block_marks_nothing(tmp_path: Path) -> None:
+    segment, start = await store_of_a_block(tmp_path, "ended")
+    flip(segment, start + len(PAYLOADS[0]))
+    store = await Store.open(segment.parent)
+    await store.wait(lambda done: store.engine.append_trim(7, 2, done))
+    await store.engine._scrubber.scrub()
+    assert not store.engine.is_damaged(7)
+    assert (await store.read(7, 2, 9))[1] is Stop.END
+    await store.close()
+
+
+async def test_an_entry_is_not_denied_whose_ledger_is_marked_while_the_disk_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    segment, _ = await store_of_a_block(tmp_path, "ended")
+    store, real = await Store.open(segment.parent), Segment.read
+    is_read, goes_on = asyncio.Event(), asyncio.Event()
+
+    async def slow(self: Segment, offset: int, size: int) -> object:
+        is_read.set()
+        await goes_on.wait()
+        return await real(self, offset, size)
+
+    monkeypatch.setattr(Segment, "read", slow)
+    reading = asyncio.create_task(store.read(7, 0, 19))
+    await is_read.wait()
+    await store.wait(lambda done: store.engine.marking.mark_all(1000, done))
+    goes_on.set()
+    assert (await reading)[1:] == (Stop.UNKNOWN, 10)
+    await store.close()
 
 
 async def test_damage_that_was_repaired_is_not_marked_again(tmp_path: Path) -> None:

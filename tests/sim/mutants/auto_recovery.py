@@ -472,6 +472,24 @@ MUTANTS = [
         note="an operation fails which would have found the bookie",
     ),
     Mutant(
+        608, "a recovery waits for a read that was cancelled before it began",
+        (Edit("client_aio.ledger.recovery:Recovery._has_read", "if task.cancelled():", "if False:"),),
+        tests=("tests/client_aio/test_client_cancelled_tasks.py", "-k", "a_recovery_ends"),
+        note="as 601",
+    ),
+    Mutant(
+        609, "a client whose connecting was cancelled before it began watches nothing at the bookie any more",
+        (Edit("client_aio.tails:WatchedBookie._has_connected", "self._connecting = None", "pass"),),
+        tests=("tests/client_aio/test_client_cancelled_tasks.py", "-k", "watched_again"),
+        note="as 601",
+    ),
+    Mutant(
+        610, "a log's writer raises its failure again where each append has raised it",
+        (Edit("client_aio.log.writer:LogWriter.append", "self._healer.failure is not None", "False"),),
+        tests=("tests/integration/test_batches.py", "-k", "told_again"),
+        note="nothing is lost: an application is told twice",
+    ),
+    Mutant(
         601, "a read that was cancelled before it began is shared for ever",
         (Edit("client_aio.bookies.pool:BookieDirectory.refresh_since", "self._recent.cancelled() or ", ""),),
         tests=("tests/client_aio/test_client_pool.py", "-k", "before_it_began"),

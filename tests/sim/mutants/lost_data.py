@@ -157,6 +157,19 @@ MUTANTS = [
         tests=("tests/bookie_aio/server/test_server_in_question.py", "-k", "answered_behind_it"),
     ),
     Mutant(
+        607, "ids that are learned while the age is being written are forgotten",
+        (Edit("bookie_aio.server.age:BookieAge._keep",
+              "max(file.ids_known, self._file.ids_known)", "file.ids_known"),),
+        tests=("tests/bookie_aio/server/test_server_learned_ids.py", "-k", "ids_that_are_learned"),
+    ),
+    Mutant(
+        611, "whoever waits for the id counter waits for ever where its reading is cancelled",
+        (Edit("bookie_aio.server.given_ids:GivenIds._read_on",
+              "except (Exception, asyncio.CancelledError) as raised", "except Exception as raised"),),
+        tests=("tests/bookie_aio/server/test_server_cancelled_tasks.py", "-k", "id_counter"),
+        note="only an application that cancels all tasks of its loop does that",
+    ),
+    Mutant(
         564, "a bookie denies entries while the marks of a set-back that it found wait for the disk",
         (Edit("bookie_aio.server.age:BookieAge._judge_ids",
               "self._in_question.hear(verdict.events,", "self._in_question.hear((),"),),
@@ -344,7 +357,8 @@ MUTANTS = [
     ),
     Mutant(
         525, "ids that a client drew and did not use yet raise no age",
-        (Edit("bookie_aio.server.age:BookieAge.learn_ids", "self._groups_covered = -1", "pass"),),
+        (Edit("bookie_aio.server.age:BookieAge.raise_if_written",
+              "covered != (groups, self._file.ids_known)", "covered[0] != groups"),),
         tests=("tests/bookie_aio/server/test_server_age.py", "-k", "gave_it_out_again"),
     ),
     Mutant(

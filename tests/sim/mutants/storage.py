@@ -89,7 +89,7 @@ MUTANTS = [
     Mutant(
         571, "the scrubber marks damage that was repaired",
         (Edit("bookie_aio.storage.maintenance.scrubber:Scrubber._check",
-              "low, last = found.run.first, found.run.last", "raise"),),
+              "state = self._ledgers.get(ledger_id)", "raise"),),
         tests=(_DAMAGE, "-k", "not_marked_again"),
         note="nothing is lost: the ledger is verified after each scrub",
     ),
@@ -116,6 +116,31 @@ MUTANTS = [
               "block.mac_bytes = (block.head_bytes - HEADER_BYTES - 16 * block.count) // (block.count + 1)")),
         tests=(_DAMAGE, "-k", "code_is_damaged"),
         note="the simulator flips no bits of codes in ledgers that are read with the password",
+    ),
+    Mutant(
+        603, "a read denies an entry whose ledger is marked while the disk is read",
+        (Edit("bookie_aio.storage.read.lookup:Lookup.read",
+              "if found.stop is Stop.NO_SUCH_ENTRY and", "if False and"),),
+        tests=(_DAMAGE, "-k", "marked_while_the_disk"),
+    ),
+    Mutant(
+        604, "the scrubber takes the head of an index from memory",
+        (Edit("bookie_aio.storage.segment.segment:SealedIndex.check",
+              "self._heads.drop(self.row.segment_id)", "pass"),),
+        tests=(_DAMAGE, "-k", "that_is_in_memory"),
+    ),
+    Mutant(
+        605, "nobody looks at the first bytes of a block until it is read",
+        (Edit("bookie_aio.storage.segment.format:Row.body_is_intact",
+              "body[:8] != BLOCK_MAGIC +", "body[4:8] !="),),
+        tests=(_DAMAGE, "-k", "code_is_damaged"),
+    ),
+    Mutant(
+        606, "the scrubber marks damage in trimmed entries",
+        (Edit("bookie_aio.storage.maintenance.scrubber:Scrubber._check",
+              "max(found.run.first, 0 if state is None else state.first)", "found.run.first"),),
+        tests=(_DAMAGE, "-k", "trimmed_part"),
+        note="nothing is lost: the ledger is repaired again and again",
     ),
     Mutant(
         30, "an add after the deletion",
