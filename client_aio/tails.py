@@ -29,13 +29,12 @@ from bookie_aio.wire.messages import WAIT_MS_MAX, Failure, Status, Watch
 from bookie_aio.wire.watching import ROWS_MAX, UNWATCH, encode_asked, parse_moved
 from client_aio.bookies.connection import error_of
 from metadata.errors import (
-    BookieUnavailableError,
     BookKeeperError,
     ClientClosedError,
     MalformedFrameError,
     MetadataUnavailableError,
 )
-from metadata.owned_task import OwnedTask
+from metadata.owned_task import OwnedTask, cut_off
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -564,7 +563,7 @@ class WatchedBookie:
     def _has_connected(self, task: asyncio.Task[None]) -> None:
         self._connecting = None
         if task.cancelled() and not self._is_stopped:  # by the application, and tails go on
-            self._failed(BookieUnavailableError("connecting was cancelled", bookie_id=self.bookie_id))
+            self._failed(cut_off(self.bookie_id))
 
     def _failed(self, error: BookKeeperError) -> None:
         """Watch elsewhere, and try again here later."""

@@ -121,7 +121,7 @@ class BookieAge:
         self._is_new = False
         self._events: tuple[SetBack, ...] = ()
         self._engine: Engine | None = None
-        self._groups_covered = self._ids_covered = -1  # by the last raise
+        self._covered = -1, -1  # the groups, and the ids known, that the last raise covers
         self._looked_at = -1  # the own age at the last look at those of others
         self._lock = OwningLock()  # one change of the files and of the store's record at a time
         self._is_judging = False  # from the beginning of a judgement of the events until its end is kept
@@ -256,7 +256,7 @@ class BookieAge:
             MetadataError: the metadata store cannot be reached.
         """
         self._engine = engine
-        self._groups_covered = engine.counts.groups
+        groups = engine.counts.groups
         async with self._lock:
             self._file = replace(self._file, has_lost=False)
             if self.has_lost or engine.marking.is_unbounded:
@@ -265,7 +265,7 @@ class BookieAge:
             if await self._is_untold(await self._stored.find_older(self._file.peers)):
                 self._file = self._file.find_copy(self._file.number)
             await self._judge_ids(is_raised=self._is_raised)
-            self._ids_covered = self._file.ids_known
+            self._covered = groups, self._file.ids_known
 
     async def _judge_ids(self, *, is_raised: bool = False) -> None:
         """Record a set-back of the metadata where one is proven, and adopt the events of others.
@@ -454,8 +454,7 @@ class BookieAge:
             return
         async with self._lock:
             groups = self._engine.counts.groups
-            covered = self._groups_covered, self._ids_covered
-            if covered != (groups, self._file.ids_known) or self._file.intended:
+            if self._covered != (groups, self._file.ids_known) or self._file.intended:
                 await self._raise(groups)
 
     async def _raise(self, groups: int) -> None:
@@ -501,7 +500,7 @@ class BookieAge:
             raise MetadataSetBackError("the metadata store was set back to an older copy")
         await self._write_or_keep(self._file.confirm())
         # An age that an earlier start intended does not cover this one: a copy from before it has it too.
-        self._groups_covered, self._ids_covered = groups if is_own else -1, ids
+        self._covered = (groups, ids) if is_own else (-1, -1)
 
     async def check(self) -> None:
         """Prove that the store is no copy from before the age was last raised.

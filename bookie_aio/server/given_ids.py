@@ -179,7 +179,10 @@ class GivenIds:
         return "" if error is None else str(error)
 
     async def close(self) -> None:
-        """Stop reading. The requests that wait are not answered: their connections are about to be closed."""
+        """Stop reading. Requests of a reading under way are refused; those behind it are not answered.
+
+        Their connections are about to be closed.
+        """
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.gather(self._reading, return_exceptions=True)

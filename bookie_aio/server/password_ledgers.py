@@ -63,11 +63,10 @@ class PasswordLedgers:
         """
         if ledger_id in self._known:
             return self._known[ledger_id] is not None
-        if ledger_id not in self._asking:
-            asking = asyncio.get_running_loop().create_task(self._ask(ledger_id))
-            self._asking[ledger_id] = asking
-            asking.add_done_callback(lambda _: self._asking.pop(ledger_id))
-        return self._asking[ledger_id]
+        asking = self._asking.get(ledger_id)
+        if asking is None or asking.done():  # it was cancelled before it began
+            asking = self._asking[ledger_id] = asyncio.get_running_loop().create_task(self._ask(ledger_id))
+        return asking
 
     async def may_repair(
         self, block: Block, waiting: Callable[[], AbstractContextManager[None]]
@@ -150,7 +149,10 @@ class PasswordLedgers:
             self._weight -= _weight(self._known.pop(ledger_id))
 
     async def _ask(self, ledger_id: int) -> bool:
-        await self._read(ledger_id)
+        try:
+            await self._read(ledger_id)
+        finally:
+            del self._asking[ledger_id]
         return self._known.get(ledger_id) is not None
 
     async def close(self) -> None:

@@ -314,15 +314,16 @@ class EntryReader:
                 done, asking = await asyncio.wait(
                     asking, timeout=timeout, return_when=asyncio.FIRST_COMPLETED
                 )
-                for error in [failure_of(task, asked[task]) for task in done]:
+                errors = {task: failure_of(task, asked[task]) for task in done}
+                for error in errors.values():
                     if isinstance(error, BookKeeperError):
                         ending = read.failed(error)
                         if ending is not None:
                             raise ending
                     elif error is not None:
                         raise error
-                for task in done:
-                    if failure_of(task, asked[task]) is None:
+                for task, error in errors.items():
+                    if error is None:
                         return task.result()
         finally:
             for task in asking:

@@ -85,16 +85,19 @@ class Lookup:
         rebuilt: set[int] = set()
         while True:
             low, high = (entry_ids[0], entry_ids[-1]) if entry_ids else (0, -1)
+            was_in_doubt = self._damage_marker.is_in_doubt(ledger_id)
             try:
                 sources = await self.sources(ledger_id, low, high)
                 reader = Reader(ledger_id, sources, content_term, bytes_max)
-                found = await reader.read(entry_ids, self._damage_marker.is_in_doubt(ledger_id))
+                found = await reader.read(entry_ids)
                 if reader.is_cold and found.stop is Stop.BUDGET:
                     # A scan that reads from the device: the blocks of its next read are fetched ahead.
                     for segment, ranges in reader.ahead():
                         await segment.will_need(ranges)
-                if found.stop is Stop.NO_SUCH_ENTRY and self._damage_marker.is_in_doubt(ledger_id):
-                    return found._replace(stop=Stop.UNKNOWN)  # a mark was made while the disk was read
+                # A mark may be made, or lifted, while the disk is read. Neither then is an entry denied.
+                is_doubted = was_in_doubt or self._damage_marker.is_in_doubt(ledger_id)
+                if found.stop is Stop.NO_SUCH_ENTRY and is_doubted:
+                    return found._replace(stop=Stop.UNKNOWN)
                 return found
             except SegmentGoneError:
                 continue

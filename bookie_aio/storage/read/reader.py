@@ -179,12 +179,8 @@ class Reader:
         """Return what was read before a damaged block was met."""
         return ReadResult(self._buffers, Stop.UNKNOWN, self._entry_id)
 
-    async def read(self, entry_ids: range, is_in_doubt: bool) -> ReadResult:
-        """Read the entries.
-
-        Args:
-            entry_ids: the entries.
-            is_in_doubt: entries may have been lost that nothing lists, so none is denied.
+    async def read(self, entry_ids: range) -> ReadResult:
+        """Read the entries; whether one that nothing lists may be denied is the caller's to judge.
 
         Raises:
             DamagedBlockError: rule 4 applies.
@@ -209,8 +205,7 @@ class Reader:
                 await self._fetch(entry_ids[at:])
             best = self._best(entry_id)
             if best is None or best.content_term < self._content_term:
-                stop = Stop.UNKNOWN if is_in_doubt else Stop.NO_SUCH_ENTRY
-                return ReadResult(self._buffers, stop, entry_id)
+                return ReadResult(self._buffers, Stop.NO_SUCH_ENTRY, entry_id)
             if best.content_term > self._content_term:
                 return ReadResult(self._buffers, Stop.STALE_METADATA, entry_id)
             wanted = self._extent(best, entry_ids[at:])

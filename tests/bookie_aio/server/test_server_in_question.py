@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bookie_aio.wire.messages import NO_TERM, ListEntries, Status, Stop
 from metadata.access.bookies import SetBacks
@@ -20,10 +20,44 @@ from tests.bookie_aio.server.test_server_set_back import (
 if TYPE_CHECKING:
     import pytest
 
+    from bookie_aio.server.bookie import Bookie
+    from metadata.backends.memory import MemoryMetadataStore
     from metadata.store import Versioned
     from tests.bookie_aio.server.conftest import Bookies
+    from tests.support.helddisk import HeldDisk
+    from tests.support.rawclient import RawClient
 
 __all__ = ["fresh"]
+
+
+class SetBack(NamedTuple):
+    """A bookie whose store was set back, and whose disk holds what comes: the marks come behind an add."""
+
+    bookie: Bookie
+    store: MemoryMetadataStore
+    disk: HeldDisk
+    client: RawClient
+    ledger: int  # evicted since the copy
+    other: int
+    adding: asyncio.Future[Any]
+
+    @classmethod
+    async def make(cls, fresh: Bookies) -> SetBack:
+        disk, store = fresh.disk(), fresh.store()
+        times = {"sweep_interval_s": 3600.0, "age_interval_s": 3600.0, "unnamed_grace_s": 0.01}
+        bookie = await fresh.start(store=store, disk=disk, **times)
+        client, writer = await fresh.connect(bookie), await fresh.connect(bookie)
+        ledger, other = await draw(fresh, 2)
+        await make(fresh, client, ledger, other)
+        older = copy_of(fresh.tree)
+        await evict(fresh, bookie, ledger)
+        await draw(fresh, 1)
+        await bookie.age.learn_ids()
+        store.tree = fresh.tree = older
+        disk.hold()
+        adding = writer.add(other, 1, [b"1"])
+        await asyncio.wait_for(disk.arrived.wait(), WAIT_S)
+        return cls(bookie, store, disk, client, ledger, other, asyncio.ensure_future(adding))
 
 
 async def test_nothing_is_denied_that_an_event_may_concern_while_the_age_is_being_written(
@@ -53,20 +87,7 @@ async def test_nothing_is_denied_that_an_event_may_concern_while_the_age_is_bein
 
 
 async def test_nothing_is_denied_while_the_marks_of_a_set_back_wait_for_the_disk(fresh: Bookies) -> None:
-    disk, store = fresh.disk(), fresh.store()
-    times = {"sweep_interval_s": 3600.0, "age_interval_s": 3600.0, "unnamed_grace_s": 0.01}
-    bookie = await fresh.start(store=store, disk=disk, **times)
-    client, writer = await fresh.connect(bookie), await fresh.connect(bookie)
-    ledger, other = await draw(fresh, 2)
-    await make(fresh, client, ledger, other)
-    older = copy_of(fresh.tree)
-    await evict(fresh, bookie, ledger)
-    await draw(fresh, 1)
-    await bookie.age.learn_ids()
-    store.tree = fresh.tree = older
-    disk.hold()
-    adding = writer.add(other, 1, [b"1"])  # The marks come behind it.
-    await asyncio.wait_for(disk.arrived.wait(), WAIT_S)
+    bookie, store, disk, client, ledger, other, adding = await SetBack.make(fresh)
     judging = asyncio.create_task(bookie.age.learn_ids())
     async with asyncio.timeout(WAIT_S):
         while not (await SetBacks.read(store)).events:  # From now on clients know it.
@@ -83,20 +104,7 @@ async def test_nothing_is_denied_though_a_read_from_before_the_event_is_answered
     fresh: Bookies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A watch makes the bookie read the events while it makes one itself. The answer does not have it."""
-    disk, store = fresh.disk(), fresh.store()
-    times = {"sweep_interval_s": 3600.0, "age_interval_s": 3600.0, "unnamed_grace_s": 0.01}
-    bookie = await fresh.start(store=store, disk=disk, **times)
-    client, writer = await fresh.connect(bookie), await fresh.connect(bookie)
-    ledger, other = await draw(fresh, 2)
-    await make(fresh, client, ledger, other)
-    older = copy_of(fresh.tree)
-    await evict(fresh, bookie, ledger)
-    await draw(fresh, 1)
-    await bookie.age.learn_ids()
-    store.tree = fresh.tree = older
-    disk.hold()
-    adding = writer.add(other, 1, [b"1"])  # The marks come behind it.
-    await asyncio.wait_for(disk.arrived.wait(), WAIT_S)
+    bookie, store, disk, client, ledger, other, adding = await SetBack.make(fresh)
     marking, questions, real = engine_of(bookie).marking, bookie.age._in_question, store.read
     hear, is_noted, has_read = questions.hear, asyncio.Event(), asyncio.Event()
 

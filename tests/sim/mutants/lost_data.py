@@ -358,7 +358,7 @@ MUTANTS = [
     Mutant(
         525, "ids that a client drew and did not use yet raise no age",
         (Edit("bookie_aio.server.age:BookieAge.raise_if_written",
-              "covered != (groups, self._file.ids_known)", "covered[0] != groups"),),
+              "self._covered != (groups, self._file.ids_known)", "self._covered[0] != groups"),),
         tests=("tests/bookie_aio/server/test_server_age.py", "-k", "gave_it_out_again"),
     ),
     Mutant(

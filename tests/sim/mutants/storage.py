@@ -120,7 +120,7 @@ MUTANTS = [
     Mutant(
         603, "a read denies an entry whose ledger is marked while the disk is read",
         (Edit("bookie_aio.storage.read.lookup:Lookup.read",
-              "if found.stop is Stop.NO_SUCH_ENTRY and", "if False and"),),
+              "was_in_doubt or self._damage_marker.is_in_doubt(ledger_id)", "was_in_doubt"),),
         tests=(_DAMAGE, "-k", "marked_while_the_disk"),
     ),
     Mutant(
